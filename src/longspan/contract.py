@@ -1,0 +1,213 @@
+"""The one idea: a text is a stream, a model reads it a segment at a time and carries a state.
+
+    logits, state = model(tokens, state)
+
+Everything else in the house (training, evaluation, generation, pictures) is written once, against this file.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from longspan.errors import StateError
+from longspan.shapes import Bool, Float, Int, Tensor
+
+STATE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class State:
+    """What crosses a segment boundary: a tree of tensors whose first axis is the batch.
+
+    `length[b]` counts the valid positions of row b; a memory keeps them at its end, so a row that has just begun
+    has length 0 and sees nothing. Parts hold one tensor per layer (or per whatever the family counts). An empty row
+    is all zeros with length 0, for every family: that is what lets `reset` know no family. Nothing here is ever
+    changed in place, and nothing carries a gradient.
+    """
+
+    length: Int[Tensor, "B"]
+    parts: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
+    version: int = STATE_VERSION
+
+    @property
+    def batch(self) -> int:
+        return self.length.shape[0]
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "State":
+        """The same tree with `change` applied to every tensor."""
+        parts = {name: tuple(change(tensor) for tensor in tensors) for name, tensors in self.parts.items()}
+        return replace(self, length=change(self.length), parts=parts)
+
+    def detach(self) -> "State":
+        return self.map(torch.Tensor.detach)
+
+    def to(self, device: torch.device | str) -> "State":
+        return self.map(lambda tensor: tensor.to(device))
+
+    def rows(self, index: slice | Int[Tensor, "R"] | list[int]) -> "State":
+        """Some rows, in the order asked for: slices and reorders the batch."""
+        return self.map(lambda tensor: tensor[index])
+
+    def reset(self, rows: Bool[Tensor, "B"]) -> "State":
+        """The same state with the marked rows as before their first token."""
+
+        def clear(tensor: Tensor) -> Tensor:
+            mark = rows.to(tensor.device).view(-1, *[1] * (tensor.dim() - 1))
+            return torch.where(mark, torch.zeros_like(tensor), tensor)
+
+        return self.map(clear)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """A flat view for saving: `length`, and `part.index` for every tensor."""
+        flat = {f"{name}.{i}": t for name, tensors in self.parts.items() for i, t in enumerate(tensors)}
+        return {"length": self.length, **flat}
+
+    @classmethod
+    def from_tensors(cls, flat: Mapping[str, Tensor], version: int = STATE_VERSION) -> "State":
+        if version != STATE_VERSION:
+            raise StateError(f"this state has format {version}; this longspan reads format {STATE_VERSION}")
+        if "length" not in flat:
+            raise StateError("this state has no 'length'; it is damaged or was not saved by longspan")
+        gathered: dict[str, dict[int, Tensor]] = {}
+        for key, tensor in flat.items():
+            if key != "length":
+                name, _, index = key.rpartition(".")
+                if not name or not index.isdigit():
+                    raise StateError(f"this state holds {key!r}, which is no part of a state")
+                gathered.setdefault(name, {})[int(index)] = tensor
+        parts = {name: tuple(tensors[i] for i in sorted(tensors)) for name, tensors in gathered.items()}
+        return cls(flat["length"], parts, version)
+
+    def nbytes_per_row(self) -> int:
+        return sum(t.nelement() * t.element_size() for t in self.tensors().values()) // max(self.batch, 1)
+
+
+@runtime_checkable
+class Decoder(Protocol):
+    """Reads a stream one token per row at a time; owns what it carries, and may keep it in place."""
+
+    def read(self, tokens: Int[Tensor, "B T"]) -> None:
+        """Take in many tokens at once."""
+        ...
+
+    def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+        """Logits of the next token."""
+        ...
+
+    def state(self) -> State:
+        """What it has read so far, as an immutable state."""
+        ...
+
+
+class Head(nn.Module, ABC):
+    """From hidden states to tokens."""
+
+    @abstractmethod
+    def logits(self, hidden: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
+        """Scores of every token, up to a constant log-probabilities."""
+
+    @abstractmethod
+    def losses(self, hidden: Float[Tensor, "B T D"], targets: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        """Negative log-probabilities of the targets in nats; a large vocabulary never needs its full logits."""
+
+
+class LanguageModel(nn.Module, ABC):
+    """A family: what it keeps, how it reads a segment; the rest follows."""
+
+    Config: ClassVar[type]
+    config: Any
+    head: Head
+
+    @abstractmethod
+    def initial_state(self, batch: int) -> State:
+        """The state before the first token: empty, not a row of zero vectors that can be attended to."""
+
+    @abstractmethod
+    def hidden_states(
+        self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
+    ) -> tuple[tuple[Tensor, ...], State]:
+        """The embedding and every layer's output, [B, T, width] each; the last is what the head reads.
+
+        `starts` marks tokens that begin a document: there that row forgets what came before.
+        """
+
+    @property
+    @abstractmethod
+    def reach(self) -> int:
+        """How many tokens back the oldest token that can move a prediction may lie, in streaming use."""
+
+    @property
+    def state_size(self) -> int:
+        """Numbers a full state holds per row."""
+        return 0
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether the state carries anything: a family without memory is evaluated by a sliding window."""
+        return True
+
+    def forward(
+        self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
+    ) -> tuple[Float[Tensor, "B T V"], State]:
+        hidden, state = self.hidden_states(tokens, state, starts)
+        return self.head.logits(hidden[-1]), state
+
+    def losses(
+        self,
+        tokens: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B T"],
+        state: State | None = None,
+        starts: Bool[Tensor, "B T"] | None = None,
+    ) -> tuple[Float[Tensor, "B T"], State]:
+        """One loss per token in nats, in the order of the tokens."""
+        hidden, state = self.hidden_states(tokens, state, starts)
+        return self.head.losses(hidden[-1], targets), state
+
+    def training_loss(
+        self,
+        tokens: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B T"],
+        state: State | None = None,
+        progress: float = 0.0,  # noqa: ARG002 (for families that override this)
+        starts: Bool[Tensor, "B T"] | None = None,
+    ) -> tuple[Float[Tensor, ""], State]:
+        """What training minimises; `progress` runs from 0 to 1 over a run.
+
+        A family whose training loss is more than the mean overrides this.
+        """
+        losses, state = self.losses(tokens, targets, state, starts)
+        return losses.mean(), state
+
+    def decoder(self, state: State | None = None, batch: int = 1) -> Decoder:
+        """Reads one token per row at a time; families with a faster way override this."""
+        return StreamDecoder(self, self.initial_state(batch) if state is None else state)
+
+
+class StreamDecoder:
+    """The decoder any family has: the contract, called with one token."""
+
+    def __init__(self, model: LanguageModel, state: State) -> None:
+        self.model, self.carried = model, state
+
+    @torch.no_grad()
+    def read(self, tokens: Int[Tensor, "B T"]) -> None:
+        self.carried = read_segments(self.model, tokens, self.carried)
+
+    @torch.no_grad()
+    def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+        logits, self.carried = self.model(tokens[:, None], self.carried)
+        return logits[:, -1]
+
+    def state(self) -> State:
+        return self.carried
+
+
+def read_segments(model: Any, tokens: Int[Tensor, "B T"], state: State) -> State:
+    """The state after a text of any length, read a segment of the model's config at a time."""
+    for piece in tokens.split(model.config.segment, dim=1):
+        _, state = model.hidden_states(piece, state)
+    return state

@@ -1,0 +1,56 @@
+"""The definition of relative attention (Dai et al. 2019, section 3.3), written to be read and to be right."""
+
+import torch
+
+from longspan.shapes import Float, Int, Tensor
+
+
+def relative_attention(
+    query: Float[Tensor, "B H L D"],
+    key: Float[Tensor, "B H K D"],
+    value: Float[Tensor, "B H K D"],
+    distance: Float[Tensor, "H C D"],
+    u: Float[Tensor, "H D"],
+    w: Float[Tensor, "H D"],
+    *,
+    window: int | None = None,
+    first_key: Int[Tensor, "B L"] | None = None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "B H L D"]:
+    """softmax_j((q_i + u) . k_j + (q_i + w) . r_{i-j}) v_j, scores divided by sqrt(D).
+
+    Query i stands at key position K - L + i and sees no later key. `distance[:, c]` is r at distance C-1-c, so its
+    columns descend to distance 0; a distance beyond C-1 takes the first column, which is how a clamp is said.
+    `window` keeps distances 0..window-1 only; `first_key[b, i]` is the oldest key query i of row b may see (memory
+    not yet filled, a document's beginning). Both never hide a query's own position.
+    """
+    scores = relative_scores(query, key, distance, u, w) / query.shape[-1] ** 0.5
+    L, K = scores.shape[-2:]
+    gap = distances(L, K, scores.device)
+    hidden = gap < 0
+    if window is not None:
+        hidden = hidden | (gap >= window)
+    if first_key is not None:
+        hidden = hidden | (torch.arange(K, device=scores.device) < first_key[:, None, :, None])
+    weights = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
+    return torch.nn.functional.dropout(weights, dropout) @ value
+
+
+def relative_scores(
+    query: Float[Tensor, "B H L D"],
+    key: Float[Tensor, "B H K D"],
+    distance: Float[Tensor, "H C D"],
+    u: Float[Tensor, "H D"],
+    w: Float[Tensor, "H D"],
+) -> Float[Tensor, "B H L K"]:
+    """The four terms before scaling: (a) content and (c) global content, (b) position and (d) global position."""
+    L, K, C = query.shape[2], key.shape[2], distance.shape[1]
+    content = (query + u[:, None]) @ key.transpose(-1, -2)
+    column = C - 1 - distances(L, K, query.device).clamp(0, C - 1)
+    position = ((query + w[:, None]) @ distance.transpose(-1, -2)).gather(-1, column.expand(*content.shape))
+    return content + position
+
+
+def distances(L: int, K: int, device: torch.device) -> Int[Tensor, "L K"]:
+    """How far key j lies behind query i; negative for the future."""
+    return torch.arange(K - L, K, device=device)[:, None] - torch.arange(K, device=device)

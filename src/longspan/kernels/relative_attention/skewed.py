@@ -1,0 +1,66 @@
+"""Relative attention on torch's own operations, for any device: no gather, no mask tensor.
+
+Position scores are made once per query and distance, in one product. Key j of query i then stands at column
+j - i + L - 1, and in a row-major buffer of row stride S the element (i, j - i + c) lies at i (S - 1) + j + c: the same
+memory read with row stride S - 1 is the matrix slid into place. Hidden distances (the future, what lies beyond the
+window) are columns of -inf in that buffer, so the causal mask comes for free; see docs/transformer_xl.md.
+"""
+
+import torch
+from torch.nn import functional as F
+
+from longspan.shapes import Float, Int, Tensor
+
+
+def relative_attention(
+    query: Float[Tensor, "B H L D"],
+    key: Float[Tensor, "B H K D"],
+    value: Float[Tensor, "B H K D"],
+    distance: Float[Tensor, "H C D"],
+    u: Float[Tensor, "H D"],
+    w: Float[Tensor, "H D"],
+    *,
+    window: int | None = None,
+    first_key: Int[Tensor, "B L"] | None = None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "B H L D"]:
+    """As `reference.relative_attention` defines it."""
+    scale = query.shape[-1] ** -0.5
+    position = position_scores((query + w[:, None]) * scale, distance, key.shape[2], window)
+    if first_key is not None and (first_key.is_cuda or bool(first_key.max() > 0)):
+        hidden = torch.arange(key.shape[2], device=key.device) < first_key[:, None, :, None]
+        position = position.masked_fill(hidden, float("-inf"))
+    if not (torch.is_grad_enabled() and position.requires_grad) and dropout == 0.0:
+        return F.scaled_dot_product_attention(query + u[:, None], key, value, attn_mask=position, scale=scale)
+    content = (query + u[:, None]) * scale
+    B, H, L, _ = position.shape
+    scores = torch.baddbmm(position.flatten(0, 1), content.flatten(0, 1), key.flatten(0, 1).transpose(1, 2))
+    weights = F.dropout(torch.softmax(scores, dim=-1), dropout)
+    return (weights @ value.flatten(0, 1)).view(B, H, L, -1)
+
+
+def position_scores(
+    query: Float[Tensor, "B H L D"], distance: Float[Tensor, "H C D"], keys: int, window: int | None = None
+) -> Float[Tensor, "B H L K"]:
+    """(query_i) . r_{i-j} at [i, j] for every key, -inf where the distance is hidden; a view with row stride S - 1."""
+    B, H, L, _ = query.shape
+    S, seen = keys + L - 1, keys if window is None else min(keys, window)
+    known = distance[:, max(distance.shape[1] - seen, 0) :]
+    # Heads outermost: one product per head over all rows. Broadcasting r over the batch would copy it B times.
+    rows, columns = query.transpose(0, 1).flatten(1, 2), known.transpose(1, 2)
+    parts = (keys - seen, seen - known.shape[1], known.shape[1], L - 1)  # beyond, clamped, known, future
+    if torch.is_grad_enabled() and (query.requires_grad or distance.requires_grad):
+        scores = rows @ columns
+        hidden = scores.new_full((), float("-inf"))
+        fill = (hidden, scores[..., :1], scores, hidden)
+        buffer = torch.cat([part.expand(H, B * L, n) for part, n in zip(fill, parts, strict=True)], dim=-1)
+    else:
+        buffer = query.new_empty(H, B * L, S)
+        beyond, clamped, scores, future = buffer.split(parts, dim=-1)
+        torch.bmm(rows, columns, out=scores)
+        beyond.fill_(float("-inf"))
+        clamped.copy_(scores[..., :1].expand_as(clamped))
+        future.fill_(float("-inf"))
+    if L == 1:  # nothing to slide
+        return buffer.view(H, B, L, keys).transpose(0, 1)
+    return buffer.as_strided((B, H, L, keys), (L * S, B * L * S, S - 1, 1), L - 1)

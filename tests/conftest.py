@@ -1,0 +1,33 @@
+"""Shapes are checked in tests: every annotation `Float[Tensor, "B T D"]` of the package holds at run time."""
+
+import os
+
+import pytest
+import torch
+from hypothesis import settings
+from jaxtyping import install_import_hook
+
+import tests.type_checker  # noqa: F401 (the hook finds it as an attribute of `tests`)
+
+install_import_hook("longspan", "tests.type_checker.checked")
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Tests run side by side, and the shapes are too small for threads to help.
+torch.set_num_threads(1)
+
+settings.register_profile("longspan", deadline=None, max_examples=10, derandomize=True)
+settings.load_profile("longspan")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs CUDA"))
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)

@@ -1,0 +1,132 @@
+"""The definition against loops in plain Python, and every form on torch's operations against the definition."""
+
+import math
+
+import pytest
+import torch
+
+from longspan.errors import UnknownNameError
+from longspan.kernels.causal_attention import causal_attention
+from longspan.kernels.relative_attention import FORMS, forced, reference, relative_attention, skewed
+
+Inputs = dict[str, torch.Tensor]
+
+
+def inputs(B: int, H: int, L: int, M: int, D: int, C: int | None = None, dtype=torch.float64) -> Inputs:
+    K = L + M
+    shapes = {"query": (B, H, L, D), "key": (B, H, K, D), "value": (B, H, K, D)}
+    shapes |= {"distance": (H, C or K, D), "u": (H, D), "w": (H, D)}
+    return {name: torch.randn(shape, dtype=dtype, requires_grad=True) for name, shape in shapes.items()}
+
+
+def by_hand(x: Inputs, window: int | None, first_key: torch.Tensor | None) -> torch.Tensor:
+    """Every score on its own, as the paper's sum of four terms."""
+    x = {name: tensor.detach() for name, tensor in x.items()}
+    (B, H, L, D), K, C = x["query"].shape, x["key"].shape[2], x["distance"].shape[1]
+    out = torch.zeros(B, H, L, D, dtype=torch.float64)
+    for b in range(B):
+        for h in range(H):
+            for i in range(L):
+                scores = {}
+                for j in range(K):
+                    gap = K - L + i - j
+                    if gap < 0 or (window is not None and gap >= window):
+                        continue
+                    if first_key is not None and j < first_key[b, i]:
+                        continue
+                    q, k, r = x["query"][b, h, i], x["key"][b, h, j], x["distance"][h, C - 1 - min(gap, C - 1)]
+                    terms = (q @ k, q @ r, x["u"][h] @ k, x["w"][h] @ r)
+                    scores[j] = float(sum(terms)) / math.sqrt(D)
+                total = sum(math.exp(s) for s in scores.values())
+                for j, s in scores.items():
+                    out[b, h, i] += math.exp(s) / total * x["value"][b, h, j]
+    return out
+
+
+CASES = [(5, 0, None, None), (4, 6, None, None), (4, 6, 3, None), (1, 5, None, 4), (6, 3, 20, 5), (3, 7, 4, 6)]
+
+
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize(("L", "M", "C", "window"), CASES)
+def test_the_definition_is_the_paper_s_sum(L: int, M: int, C: int | None, window: int | None, documents: bool) -> None:
+    x = inputs(2, 2, L, M, 4, C)
+    first = torch.randint(0, M + 1, (2, L)).cummax(1).values if documents else None
+    expected = by_hand(x, window, first)
+    torch.testing.assert_close(reference.relative_attention(**x, window=window, first_key=first), expected)
+
+
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("L", [1, 63, 130])
+@pytest.mark.parametrize("M", [0, 7, 100])
+@pytest.mark.parametrize(("C", "window"), [(None, None), (40, None), (None, 7), (5, 30), (500, 500)])
+def test_skewed_is_the_definition(L: int, M: int, C: int | None, window: int | None, documents: bool) -> None:
+    """Outputs and all gradients, in float64; and the path without gradients, which is another one."""
+    x = inputs(2, 2, L, M, 8, C)
+    first = torch.randint(0, M + 1, (2, L)).cummax(1).values if documents else None
+    expected = reference.relative_attention(**x, window=window, first_key=first)
+    grad = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, list(x.values()), grad)
+    found = skewed.relative_attention(**x, window=window, first_key=first)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
+    for name, a, b in zip(x, torch.autograd.grad(found, list(x.values()), grad), wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10, msg=name)
+    with torch.no_grad():
+        quick = skewed.relative_attention(**x, window=window, first_key=first)
+    torch.testing.assert_close(quick, expected, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("L", [1, 64, 500, 513])
+@pytest.mark.parametrize("M", [0, 512, 2100])
+def test_skewed_in_float32_at_the_lengths_of_use(L: int, M: int) -> None:
+    x = inputs(1, 1, L, M, 64, dtype=torch.float32)
+    expected = reference.relative_attention(**{name: tensor.double() for name, tensor in x.items()})
+    for found in (skewed.relative_attention(**x), _without_gradients(x)):
+        error = (found.double() - expected).norm() / expected.norm()
+        assert error < 1e-6
+
+
+def _without_gradients(x: Inputs) -> torch.Tensor:
+    with torch.no_grad():
+        return skewed.relative_attention(**x)
+
+
+def test_position_scores_are_a_view_and_hide_the_future() -> None:
+    """No [L, K] mask and no gather: the slid matrix is the buffer itself, read with another stride."""
+    x = inputs(1, 2, 6, 4, 8)
+    slid = skewed.position_scores(x["query"].detach(), x["distance"].detach(), 10)
+    assert slid.stride(-2) == 10 + 6 - 1 - 1
+    gap = reference.distances(6, 10, slid.device)
+    assert torch.equal(slid[0, 0] == -math.inf, gap < 0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_dropout_keeps_the_mean_and_drops_whole_weights(form: str) -> None:
+    """With values one-hot over keys the output is the dropped weights themselves."""
+    torch.manual_seed(3)
+    x = {name: tensor.detach().float() for name, tensor in inputs(64, 2, 8, 8, 16).items()}
+    x["value"] = torch.eye(16).expand(64, 2, 16, 16).contiguous()
+    with forced(form):
+        kept, dropped = relative_attention(**x), relative_attention(**x, dropout=0.25)
+    ratio = (dropped / kept)[kept > 1e-6]
+    torch.testing.assert_close(ratio[ratio != 0], torch.full_like(ratio[ratio != 0], 1 / 0.75), rtol=1e-4, atol=0)
+    assert abs(float((ratio == 0).float().mean()) - 0.25) < 0.01
+
+
+def test_a_form_can_be_forced_and_a_wrong_one_is_told() -> None:
+    x = inputs(1, 1, 3, 2, 4)
+    with forced("reference"):
+        a = relative_attention(**x)
+    torch.testing.assert_close(a, relative_attention(**x), rtol=0, atol=1e-12)
+    with pytest.raises(UnknownNameError, match="did you mean 'skewed'"), forced("skewd"):
+        pass
+
+
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize(("L", "M", "window"), [(7, 0, None), (5, 6, None), (5, 6, 4), (1, 9, 3)])
+def test_causal_attention_is_relative_attention_without_positions(L, M, window, documents) -> None:
+    x = inputs(2, 2, L, M, 8)
+    first = torch.randint(0, M + 1, (2, L)).cummax(1).values if documents else None
+    zeros = {name: torch.zeros_like(x[name]) for name in ("distance", "u", "w")}
+    expected = reference.relative_attention(**{**x, **zeros}, window=window, first_key=first)
+    found = causal_attention(x["query"], x["key"], x["value"], window=window, first_key=first)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)

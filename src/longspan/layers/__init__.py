@@ -1,0 +1,1 @@
+"""Modules without memory, shared by the families."""

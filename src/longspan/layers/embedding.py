@@ -1,0 +1,48 @@
+"""Adaptive token embedding (Baevski & Auli 2019): frequent tokens get wide vectors, rare ones narrow."""
+
+from itertools import pairwise
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from longspan.shapes import Float, Int, Tensor
+
+
+def cluster_edges(vocabulary: int, cutoffs: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Token ids of each cluster, first and one past the last."""
+    edges = [0, *cutoffs, vocabulary]
+    return list(pairwise(edges))
+
+
+class AdaptiveEmbedding(nn.Module):
+    """Rows of width `embedding_width // div_val**i` for cluster i, projected to the model's width and scaled.
+
+    With div_val = 1 there is one table, and a projection only where the widths differ; with div_val > 1 one table and
+    one projection per cluster, the first included. That is the authors' layout, kept so that parameters can be
+    counted and carried across one to one.
+    """
+
+    def __init__(
+        self, vocabulary: int, width: int, embedding_width: int, cutoffs: tuple[int, ...] = (), div_val: int = 1
+    ) -> None:
+        super().__init__()
+        self.width = width
+        self.edges = cluster_edges(vocabulary, cutoffs) if div_val > 1 else [(0, vocabulary)]
+        widths = [embedding_width // div_val**i for i in range(len(self.edges))]
+        self.tables = nn.ParameterList(
+            torch.empty(end - begin, w) for (begin, end), w in zip(self.edges, widths, strict=True)
+        )
+        projected = div_val > 1 or embedding_width != width
+        self.projections = nn.ParameterList(torch.empty(width, w) for w in widths if projected)
+
+    def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        if len(self.edges) == 1:
+            rows = F.embedding(tokens, self.tables[0])
+            return (F.linear(rows, self.projections[0]) if len(self.projections) else rows) * self.width**0.5
+        embedded = self.tables[0].new_zeros(*tokens.shape, self.width)
+        for (begin, end), table, projection in zip(self.edges, self.tables, self.projections, strict=True):
+            here = (tokens >= begin) & (tokens < end)
+            rows = F.embedding(tokens[here] - begin, table)
+            embedded = embedded.masked_scatter(here[..., None], F.linear(rows, projection).to(embedded.dtype))
+        return embedded * self.width**0.5

@@ -1,0 +1,29 @@
+"""The position-wise feed-forward layer."""
+
+from collections.abc import Callable
+
+from torch import nn
+from torch.nn import functional as F
+
+from longspan.shapes import Float, Tensor
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "squared-relu": squared_relu}
+
+
+class FeedForward(nn.Module):
+    """drop(W2 drop(act(W1 x + b1)) + b2)."""
+
+    def __init__(self, width: int, inner: int, activation: str, dropout: float) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, inner)
+        self.down = nn.Linear(inner, width)
+        self.activation = ACTIVATIONS[activation]
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        return self.dropout(self.down(self.dropout(self.activation(self.up(x)))))

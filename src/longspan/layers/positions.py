@@ -1,0 +1,66 @@
+"""Ways to tell positions: sinusoids of a distance or a place, and learned vectors per distance (Shaw et al. 2018)."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from longspan.shapes import Float, Tensor
+
+
+def sinusoid(places: Float[Tensor, "C"], width: int) -> Float[Tensor, "C D"]:
+    """[sin(p f_0) ... sin(p f_n), cos(p f_0) ... cos(p f_n)], f_k = 10000^(-2k / width) (Vaswani et al. 2017).
+
+    Sines first, then cosines, as the authors of Transformer-XL lay them out; Vaswani et al. interleave them. The angle
+    is computed in float64 and rounded once: in float32 it is 1e-4 off at distances of a few thousand.
+    """
+    steps = torch.arange(0, width, 2, dtype=torch.float64, device=places.device)
+    angle = places.double()[:, None] * 10000.0 ** (-steps / width)
+    return torch.cat([angle.sin(), angle.cos()], dim=-1)[:, :width]
+
+
+def distance_sinusoid(count: int, width: int, device: torch.device) -> Float[Tensor, "C D"]:
+    """R of the distances count-1, ..., 1, 0."""
+    return sinusoid(torch.arange(count - 1, -1, -1, device=device, dtype=torch.float64), width)
+
+
+class SinusoidDistances(nn.Module):
+    """r = Wr R for the distances count-1, ..., 0: Dai et al. 2019, the key of a distance.
+
+    With fixed weights r is the same for every segment. It is kept while neither gradients nor dropout are asked for,
+    for as long as the weight has not been written to; fewer distances are the end of the same table.
+    """
+
+    def __init__(self, width: int, heads: int, head_width: int) -> None:
+        super().__init__()
+        self.projection = nn.Linear(width, heads * head_width, bias=False)  # Wr
+        self.heads = heads
+        self._kept: tuple[object, Float[Tensor, "H C D"]] | None = None
+
+    def forward(self, count: int, R: Callable[[int], Float[Tensor, "C E"]]) -> Float[Tensor, "H C D"]:
+        if self.training or torch.is_grad_enabled():
+            return self._project(R(count))
+        weight = self.projection.weight
+        version = (weight.data_ptr(), weight._version, weight.dtype)
+        if self._kept is None or self._kept[0] != version or self._kept[1].shape[1] < count:
+            self._kept = (version, self._project(R(count)))
+        return self._kept[1][:, -count:]
+
+    def _project(self, R: Float[Tensor, "C E"]) -> Float[Tensor, "H C D"]:
+        return self.projection(R).unflatten(-1, (self.heads, -1)).transpose(0, 1)
+
+
+class ShawDistances(nn.Module):
+    """One learned vector per head and distance, distances beyond the last taken as the last: Shaw et al. 2018, eq. 4.
+
+    Deviations: one table per head, as in the authors' Transformer-XL code (Shaw et al. share it among heads); no
+    vectors are added to the values (their eq. 3, which their own ablation finds no gain from).
+    """
+
+    def __init__(self, heads: int, head_width: int, max_distance: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(heads, max_distance + 1, head_width))
+
+    def forward(self, count: int) -> Float[Tensor, "H C D"]:
+        """Vectors of the distances min(count, known)-1, ..., 0; row d of the table is distance d."""
+        return self.table[:, :count].flip(1)

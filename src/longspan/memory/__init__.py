@@ -1,0 +1,1 @@
+"""What crosses a segment boundary."""

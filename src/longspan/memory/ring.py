@@ -1,0 +1,96 @@
+"""One token at a time on a ring of projected keys and values: constant time and space however long the stream."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from longspan.contract import State, read_segments
+from longspan.shapes import Float, Int, Tensor
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """What a ring needs of a model: Transformer-XL's parts, by name."""
+
+    config: Any
+    embedding: Any
+    layers: Any
+    final_norm: Any
+    head: Any
+
+    def hidden_states(self, tokens: Tensor, state: State) -> tuple[tuple[Tensor, ...], State]: ...
+
+    def positions(self, keys: int) -> Callable[[Any], tuple[Tensor, Tensor, Tensor]]: ...
+
+
+class RingDecoder:
+    """Keys and values in slots that are overwritten oldest first.
+
+    Attention does not care in which order its keys lie, only each key's distance matters; the slot written `a` steps
+    ago is at distance a. So the keys stay where they are and the distances turn: they are kept twice in a row, and the
+    right rotation is a view. All rows advance together, so rows of unequal age are for the general decoder.
+    """
+
+    def __init__(self, model: Reader, state: State, age: int) -> None:
+        self.model = model
+        self.size = model.config.window or model.config.memory + 1
+        with torch.no_grad():
+            position = model.positions(self.size)
+            self.positions = [_twice(*position(layer), self.size) for layer in model.layers]
+        self._fill(state, age)
+
+    def _fill(self, state: State, age: int) -> None:
+        kept = min(age, self.size)
+        self.written, self.age = kept, age
+        self.keys = [_slots(keys, kept, self.size) for keys in state.parts["keys"]]
+        self.values = [_slots(values, kept, self.size) for values in state.parts["values"]]
+
+    @torch.no_grad()
+    def read(self, tokens: Int[Tensor, "B T"]) -> None:
+        state = read_segments(self.model, tokens, self.state())
+        self._fill(state, int(state.length[0]))
+
+    @torch.no_grad()
+    def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+        slot, self.written = self.written % self.size, self.written + 1
+        self.age = min(self.age + 1, self.model.config.memory)
+        filled = min(self.written, self.size)
+        turn = slice(self.size - 1 - slot, self.size - 1 - slot + filled)
+        h = self.model.embedding(tokens[:, None])
+        for n, layer in enumerate(self.model.layers):
+            keys, values = layer.keys_values(h)
+            self.keys[n][:, :, slot] = keys[:, :, 0]
+            self.values[n][:, :, slot] = values[:, :, 0]
+            distance, u, w = self.positions[n]
+            h = layer(
+                h, self.keys[n][:, :, :filled], self.values[n][:, :, :filled], (distance[:, turn], u, w), None, None
+            )
+        return self.model.head.logits(self.model.final_norm(h))[:, -1]
+
+    def state(self) -> State:
+        """The ring unrolled, oldest first, as a state any reader of the family can go on from."""
+        begin = self.written % self.size if self.written > self.size else 0
+        filled = min(self.written, self.size)
+
+        def unroll(slots: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            return tuple(s[:, :, :filled].roll(-begin, dims=2)[:, :, filled - min(filled, self.age) :] for s in slots)
+
+        keys, values = unroll(self.keys), unroll(self.values)
+        length = torch.full((keys[0].shape[0],), keys[0].shape[2], dtype=torch.int64, device=keys[0].device)
+        return State(length, {"keys": keys, "values": values})
+
+
+def _slots(positions: Float[Tensor, "B H M D"], kept: int, size: int) -> Float[Tensor, "B H S D"]:
+    """A ring of `size` slots that begins with the last `kept` positions."""
+    B, H, M, D = positions.shape
+    slots = positions.new_zeros(B, H, size, D)
+    slots[:, :, :kept] = positions[:, :, M - kept :]
+    return slots
+
+
+def _twice(distance: Tensor, u: Tensor, w: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Distances size-1..0, the clamped ones written out, twice in a row."""
+    clamped = distance[:, :1].expand(-1, size - distance.shape[1], -1)
+    once = torch.cat([clamped, distance], dim=1)
+    return torch.cat([once, once], dim=1), u, w

@@ -1,0 +1,31 @@
+"""Memory of earlier segments: positions kept at the end of a buffer, with a count of the valid ones per row."""
+
+import torch
+
+from longspan.shapes import Bool, Int, Tensor
+
+
+def first_visible(
+    length: Int[Tensor, "B"], remembered: int, tokens: int, starts: Bool[Tensor, "B T"] | None
+) -> Int[Tensor, "B T"]:
+    """Among the keys [memory; segment], the oldest that each query may see.
+
+    A row whose memory is not full sees only its valid end; from a document's first token on, nothing before it.
+    """
+    first = (remembered - length)[:, None].expand(-1, tokens)
+    if starts is None:
+        return first
+    place = torch.arange(remembered, remembered + tokens, device=length.device)
+    return torch.maximum(first, torch.where(starts, place, 0).cummax(dim=1).values)
+
+
+def remaining(first: Int[Tensor, "B T"], remembered: int, capacity: int) -> Int[Tensor, "B"]:
+    """Valid positions per row once the segment has been read."""
+    return (remembered + first.shape[1] - first[:, -1]).clamp(max=capacity)
+
+
+def keep_last(positions: Tensor, capacity: int, axis: int) -> Tensor:
+    """The last `capacity` positions, without gradient; a view, so the next segment's copy is the only one."""
+    count = positions.shape[axis]
+    kept = min(capacity, count)
+    return positions.detach().narrow(axis, count - kept, kept)

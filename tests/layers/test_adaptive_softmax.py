@@ -1,0 +1,82 @@
+"""Adaptive embedding and softmax against a dense computation and against torch's own adaptive softmax."""
+
+import pytest
+import torch
+
+from longspan.layers.adaptive_softmax import AdaptiveSoftmax
+from longspan.layers.embedding import AdaptiveEmbedding
+
+V, WIDTH = 30, 12
+
+
+def make(cutoffs=(), div_val=1, embedding_width=WIDTH, **ties) -> tuple[AdaptiveEmbedding, AdaptiveSoftmax]:
+    embedding = AdaptiveEmbedding(V, WIDTH, embedding_width, cutoffs, div_val)
+    head = AdaptiveSoftmax(embedding, V, cutoffs, **ties)
+    for parameter in {id(p): p for p in [*embedding.parameters(), *head.parameters()]}.values():
+        torch.nn.init.normal_(parameter, 0, 0.5)
+    return embedding.double(), head.double()
+
+
+SHAPES = [
+    {},
+    {"embedding_width": 7},
+    {"cutoffs": (10, 20)},
+    {"cutoffs": (10, 20), "embedding_width": 7, "tie_projections": True},
+    {"cutoffs": (10, 20), "div_val": 2, "tie_projections": True},
+    {"cutoffs": (10, 20), "div_val": 2, "tie_embedding": False},
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_probabilities_sum_to_one_and_losses_are_theirs_in_order(shape: dict) -> None:
+    _, head = make(**shape)
+    hidden, targets = torch.randn(2, 40, WIDTH, dtype=torch.float64), torch.randint(V, (2, 40))
+    logits = head.logits(hidden)
+    expected = -logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+    torch.testing.assert_close(head.losses(hidden, targets), expected, rtol=0, atol=1e-12)
+    if shape.get("cutoffs"):
+        torch.testing.assert_close(logits.exp().sum(-1), torch.ones(2, 40, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_embedding_is_a_row_of_one_wide_table(shape: dict) -> None:
+    embedding, _ = make(**shape)
+    tokens = torch.arange(V)[None]
+    rows = []
+    for i, (begin, end) in enumerate(embedding.edges):
+        for row in range(end - begin):
+            vector = embedding.tables[i][row]
+            rows.append(embedding.projections[i] @ vector if len(embedding.projections) else vector)
+    torch.testing.assert_close(embedding(tokens)[0], torch.stack(rows) * WIDTH**0.5, rtol=0, atol=1e-12)
+
+
+def test_against_torch_s_adaptive_softmax() -> None:
+    """Same weights in nn.AdaptiveLogSoftmaxWithLoss, which has no biases and projects in two steps."""
+    theirs = torch.nn.AdaptiveLogSoftmaxWithLoss(WIDTH, V, [10, 20], div_value=2.0, head_bias=True).double()
+    _, head = make((10, 20), div_val=2, tie_embedding=False)
+    with torch.no_grad():
+        head.projections[0].copy_(torch.eye(WIDTH))
+        head.tables[0].copy_(theirs.head.weight[:10])
+        head.cluster_weight.copy_(theirs.head.weight[10:])
+        head.biases[0].copy_(theirs.head.bias[:10])
+        head.cluster_bias.copy_(theirs.head.bias[10:])
+        for i in (1, 2):
+            head.projections[i].copy_(theirs.tail[i - 1][0].weight.T)
+            head.tables[i].copy_(theirs.tail[i - 1][1].weight)
+            head.biases[i].zero_()
+    hidden, targets = torch.randn(1, 50, WIDTH, dtype=torch.float64), torch.randint(V, (1, 50))
+    torch.testing.assert_close(head.losses(hidden, targets)[0], -theirs(hidden[0], targets[0]).output)
+    torch.testing.assert_close(head.logits(hidden)[0], theirs.log_prob(hidden[0]))
+
+
+def test_ties_are_one_tensor() -> None:
+    embedding, head = make((10, 20), div_val=2, tie_projections=True)
+    assert all(a is b for a, b in zip(embedding.tables, head.tables, strict=True))
+    assert [a is b for a, b in zip(embedding.projections, head.projections, strict=True)] == [False, True, True]
+
+
+def test_a_batch_without_rare_tokens_still_reaches_every_parameter() -> None:
+    """Data-parallel training needs a gradient for each, even where a cluster had nothing to do."""
+    _, head = make((10, 20), div_val=2)
+    head.losses(torch.randn(1, 5, WIDTH, dtype=torch.float64), torch.zeros(1, 5, dtype=torch.int64)).sum().backward()
+    assert all(parameter.grad is not None for parameter in head.parameters())

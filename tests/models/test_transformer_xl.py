@@ -1,0 +1,87 @@
+"""What is Transformer-XL's own, beyond the contract."""
+
+import pytest
+import torch
+
+from longspan.errors import ConfigError, UnknownNameError
+from longspan.models.families import FAMILIES, build, name_of
+
+SMALL = {"vocabulary": 11, "layers": 2, "width": 8, "heads": 2, "segment": 4, "memory": 6}
+
+
+def test_gradients_reach_the_projections_through_memory_but_not_the_past() -> None:
+    """The stop-gradient is on the hidden state only: Wk and Wv are trained by what they make of the memory."""
+    model = build("transformer-xl", SMALL | {"dropout": 0.0}).double()
+    tokens = torch.randint(11, (1, 9))
+    _, state = model.losses(tokens[:, :4], tokens[:, 1:5])
+    assert all(not t.requires_grad for t in state.parts["hidden"])
+    losses, _ = model.losses(tokens[:, 4:5], tokens[:, 5:6], state)
+    losses.sum().backward()
+    embedding_rows = model.embedding.tables[0].grad.abs().sum(1)
+    with_memory = model.layers[0].attention.value.weight.grad.clone()
+    model.zero_grad()
+    losses, _ = model.losses(tokens[:, 4:5], tokens[:, 5:6], model.initial_state(1))
+    losses.sum().backward()
+    assert (with_memory - model.layers[0].attention.value.weight.grad).abs().max() > 1e-9
+    assert embedding_rows.isfinite().all()
+
+
+def test_an_empty_memory_of_full_size_is_an_empty_memory() -> None:
+    """A training step may keep its shapes from the first segment on: positions beyond `length` are not attended to."""
+    model = build("transformer-xl", SMALL | {"dropout": 0.0}).double()
+    tokens = torch.randint(11, (2, 5))
+    empty = model.initial_state(2)
+    noise = tuple(torch.randn(2, 6, 8, dtype=torch.float64) for _ in range(2))
+    full = type(empty)(empty.length, {"hidden": noise})
+    a, after_a = model.losses(tokens[:, :-1], tokens[:, 1:], empty)
+    b, after_b = model.losses(tokens[:, :-1], tokens[:, 1:], full)
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    assert torch.equal(after_a.length, after_b.length)
+
+
+def test_dropout_acts_in_training_only() -> None:
+    model = build("transformer-xl", SMALL | {"dropout": 0.5, "attention_dropout": 0.5})
+    tokens = torch.randint(11, (2, 5))
+    draw = lambda: model.losses(tokens[:, :-1], tokens[:, 1:], model.initial_state(2))[0]  # noqa: E731
+    assert not torch.equal(draw(), draw())
+    model.eval()
+    assert torch.equal(draw(), draw())
+
+
+def test_shared_biases_are_one_pair_and_own_ones_a_pair_per_layer() -> None:
+    shared, own = build("transformer-xl", SMALL), build("transformer-xl", SMALL | {"shared_biases": False})
+    count = lambda m: sum(p.numel() for n, p in m.named_parameters() if n.split(".")[-1] in ("u", "w"))  # noqa: E731
+    assert (count(shared), count(own)) == (2 * 8, 2 * 2 * 8)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"width": 17}, "width=17 is not divisible by heads=2; try 16 or 18"),
+        ({"memory": 0, "same_length": True}, "leaves it none"),
+        ({"memory": -1}, "must not be negative"),
+        ({"clamp": -3}, "must not be negative"),
+        ({"dropout": 1.0}, r"must lie in \[0, 1\)"),
+        ({"layers": 0}, "at least 1"),
+        ({"cutoffs": [5, 4]}, "must rise"),
+        ({"cutoffs": [5, 11]}, "must rise"),
+        ({"cutoffs": [2, 4, 6, 8], "div_val": 4}, "no width"),
+        ({"layers": 2.5}, "a whole number"),
+        ({"layers": True}, "a whole number"),
+        ({"norm": "pree"}, "did you mean 'pre'"),
+        ({"same_length": "yes"}, "true or false"),
+        ({"cutoffs": 5}, "a list of a whole number"),
+        ({"memroy": 5}, "did you mean 'model.memory'"),
+    ],
+)
+def test_a_config_that_cannot_be_says_why(values: dict, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        build("transformer-xl", SMALL | values)
+
+
+def test_families_are_found_by_name() -> None:
+    for name in FAMILIES:
+        values = {key: value for key, value in SMALL.items() if key != "memory"}
+        assert name_of(build(name, values)) == name
+    with pytest.raises(UnknownNameError, match="did you mean 'transformer-xl'"):
+        build("transformerxl", {})

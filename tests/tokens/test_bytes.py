@@ -1,0 +1,34 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longspan.errors import DataError
+from longspan.tokens import ByteTokenizer
+
+
+@given(st.binary())
+def test_every_byte_string_comes_back(data: bytes) -> None:
+    ids = ByteTokenizer().encode(data)
+    assert ids.dtype == np.uint8
+    assert ids.tolist() == list(data)
+    assert ByteTokenizer().decode_bytes(ids) == data
+
+
+def test_a_string_is_read_as_utf8() -> None:
+    assert ByteTokenizer().encode("\ufeffé\0").tolist() == [0xEF, 0xBB, 0xBF, 0xC3, 0xA9, 0]
+    assert ByteTokenizer().decode([0xC3]) == "\ufffd"
+
+
+def test_ids_that_are_none_are_named() -> None:
+    with pytest.raises(DataError, match="there is no token 256"):
+        ByteTokenizer().decode([1, 256])
+    with pytest.raises(DataError, match="no token -1"):
+        ByteTokenizer().decode_bytes([-1])
+    with pytest.raises(DataError, match="whole numbers"):
+        ByteTokenizer().decode([0.5])
+
+
+def test_a_lone_surrogate_is_named() -> None:
+    with pytest.raises(DataError, match=r"character 1 .* lone surrogate \(U\+D800\)"):
+        ByteTokenizer().encode("a\ud800")

@@ -1,0 +1,188 @@
+"""The corpora longspan knows: where they come from, what they must be, how they divide and are read."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from longspan.data.cache import cache_folder
+from longspan.data.readings import find_reading
+from longspan.data.splits import ByDocument, ByFile, ByShare, ByTail, SplitRule
+from longspan.errors import UnknownNameError
+
+
+@dataclass(frozen=True)
+class CorpusFile:
+    """A file of a corpus, unpacked."""
+
+    name: str
+    size: int | None = None
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A known corpus.
+
+    `files` are what `get` must find in what it is given; a corpus without a list takes every file, and
+    `documents` and `size` say how many and how many bytes that is. `shares` names the corpus whose files it reads.
+    """
+
+    name: str
+    title: str
+    licence: str
+    reading: str
+    split: SplitRule
+    files: tuple[CorpusFile, ...] = ()
+    url: str | None = None
+    archive_sha256: str | None = None
+    documents: int | None = None
+    size: int | None = None
+    shares: str | None = None
+    built_in: bool = False
+
+    def folder(self, cache: Path) -> Path:
+        """Where its files lie once they are here."""
+        return cache / "corpora" / (self.shares or self.name)
+
+    @property
+    def bytes(self) -> int | None:
+        sizes = [file.size for file in self.files if file.size is not None]
+        return sum(sizes) if self.files and len(sizes) == len(self.files) else self.size
+
+
+_WIKIPEDIA = "CC BY-SA / GFDL (Wikipedia)"
+_ENWIK8 = CorpusFile("enwik8", 100_000_000, "2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8")
+_ENWIK8_URL = "http://mattmahoney.net/dc/enwik8.zip"
+_ENWIK8_ZIP = "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"
+_TEXT8 = CorpusFile("text8", 100_000_000)
+_TEXT8_URL = "http://mattmahoney.net/dc/text8.zip"
+_TEXT8_ZIP = "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232"
+
+_KNOWN = (
+    Corpus(
+        "stdlib",
+        "the source of this Python's standard library, a document for each file",
+        "PSF licence",
+        "bytes",
+        ByDocument(),
+        built_in=True,
+    ),
+    Corpus(
+        "enwik8",
+        "the first 100 MB of Wikipedia, every byte kept",
+        _WIKIPEDIA,
+        "bytes",
+        ByTail(),
+        (_ENWIK8,),
+        _ENWIK8_URL,
+        _ENWIK8_ZIP,
+    ),
+    Corpus(
+        "enwik8-authors",
+        "enwik8 as Dai et al. read it, newlines dropped",
+        _WIKIPEDIA,
+        "enwik8-authors",
+        ByTail(),
+        (_ENWIK8,),
+        _ENWIK8_URL,
+        _ENWIK8_ZIP,
+        shares="enwik8",
+    ),
+    Corpus(
+        "text8",
+        "100 MB of Wikipedia as a to z and space",
+        _WIKIPEDIA,
+        "characters",
+        ByTail(),
+        (_TEXT8,),
+        _TEXT8_URL,
+        _TEXT8_ZIP,
+    ),
+    Corpus(
+        "text8-authors",
+        "text8 as Dai et al. read it, each split trimmed of spaces",
+        _WIKIPEDIA,
+        "text8-authors",
+        ByTail(trimmed=True),
+        (_TEXT8,),
+        _TEXT8_URL,
+        _TEXT8_ZIP,
+        shares="text8",
+    ),
+    Corpus(
+        "wikitext-103",
+        "103 million words of Wikipedia articles, as Dai et al. read them",
+        _WIKIPEDIA,
+        "wikitext-103-authors",
+        ByFile("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
+        (CorpusFile("wiki.train.tokens"), CorpusFile("wiki.valid.tokens"), CorpusFile("wiki.test.tokens")),
+        "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-103-v1.zip",
+        "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
+    ),
+    Corpus(
+        "ptb",
+        "Penn Treebank words in Mikolov's form, as Dai et al. read them",
+        "research only",
+        "ptb-authors",
+        ByFile("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"),
+        (
+            CorpusFile("ptb.train.txt", 5_101_618, "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf"),
+            CorpusFile("ptb.valid.txt", 399_782, "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2"),
+            CorpusFile("ptb.test.txt", 449_945, "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0"),
+        ),
+        "http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz",
+    ),
+    Corpus(
+        "tinyshakespeare",
+        "a megabyte of Shakespeare's plays",
+        "public domain",
+        "bytes",
+        ByShare(),
+        (CorpusFile("input.txt", 1_115_394, "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"),),
+        "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+    ),
+    Corpus(
+        "english-novels",
+        "98 English novels, 1839 to 1930, a document each",
+        "public domain",
+        "bytes",
+        ByDocument(),
+        documents=98,
+        size=77_151_744,
+    ),
+)
+
+CORPORA: dict[str, Corpus] = {corpus.name: corpus for corpus in _KNOWN}
+
+
+def find_corpus(name: str) -> Corpus:
+    if name not in CORPORA:
+        raise UnknownNameError("corpus", name, CORPORA)
+    return CORPORA[name]
+
+
+@dataclass(frozen=True)
+class CorpusRow:
+    """A line of `longspan data list`."""
+
+    name: str
+    title: str
+    reading: str
+    bytes: int | None
+    licence: str
+    url: str | None
+    sha256: dict[str, str]
+    here: bool
+
+
+def list_corpora(cache: Path | None = None) -> list[CorpusRow]:
+    """Every known corpus, what it is, and whether it is here."""
+    root = cache_folder(cache)
+    rows = []
+    for corpus in CORPORA.values():
+        known = {file.name: file.sha256 for file in corpus.files if file.sha256}
+        if corpus.url and corpus.archive_sha256:
+            known[corpus.url.rpartition("/")[2]] = corpus.archive_sha256
+        says = find_reading(corpus.reading).says
+        here = corpus.built_in or corpus.folder(root).is_dir()
+        rows.append(CorpusRow(corpus.name, corpus.title, says, corpus.bytes, corpus.licence, corpus.url, known, here))
+    return rows

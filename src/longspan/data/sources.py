@@ -1,0 +1,123 @@
+"""What a name or a path stands for: documents in order, a way to split them, a way to read them."""
+
+import os
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from longspan.data.archives import kind_of, unpack
+from longspan.data.cache import digests, new_folder, read_json, remove_folder, write_json
+from longspan.data.corpora import CORPORA, Corpus
+from longspan.data.splits import ByDocument, ByShare, Document, SplitRule
+from longspan.errors import DataError, UnknownNameError
+
+# Tests are not the library, differ between installations, and hold files that are no valid Python on purpose.
+_NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
+
+
+@dataclass(frozen=True)
+class Source:
+    """A corpus that is here; `root` is where its files lie."""
+
+    name: str
+    root: Path
+    documents: tuple[Document, ...]
+    split: SplitRule
+    reading: str = "bytes"
+
+
+def find_source(name_or_path: str | Path, cache: Path) -> Source:
+    """A known corpus by its name, or any file, archive or folder; a known name wins over a file of that name."""
+    name = str(name_or_path)
+    if isinstance(name_or_path, str) and name in CORPORA:
+        return _known(CORPORA[name], cache)
+    path = Path(name_or_path)
+    if path.is_dir():
+        return _folder(name, path, cache)
+    if path.is_file():
+        return _file(name, path, cache)
+    if os.sep in name or path.suffix:
+        raise DataError(f"there is no file or folder {name}")
+    raise UnknownNameError("corpus, file or folder", name, CORPORA)
+
+
+def _known(corpus: Corpus, cache: Path) -> Source:
+    if corpus.built_in:
+        root, documents = _standard_library()
+    else:
+        root = corpus.folder(cache)
+        if not root.is_dir():
+            way = "longspan data get " + corpus.name + ("" if corpus.url else " --from FILE")
+            raise DataError(
+                f"{corpus.name} is not here yet; run `{way}` (or, for a file of that name, write ./{corpus.name})"
+            )
+        names = [file.name for file in corpus.files] or sorted(path.name for path in root.iterdir())
+        documents = tuple(_document(name, root / name) for name in names)
+    return Source(corpus.name, root, documents, corpus.split, corpus.reading)
+
+
+def _standard_library() -> tuple[Path, tuple[Document, ...]]:
+    root = Path(sysconfig.get_paths()["stdlib"])
+    names = [name for name in _walk(root, _NOT_LIBRARY) if name.endswith(".py")]
+    if not names:
+        raise DataError(f"the source of the standard library is not in {root}; hand over a file or folder as data")
+    return root, tuple(_document(name, root / name) for name in names)
+
+
+def _folder(name: str, path: Path, cache: Path) -> Source:
+    """Each file a document, in the order of the names; archives in it stand for what is in them."""
+    documents: list[Document] = []
+    for inner in _walk(path):
+        documents += _expanded(inner, path / inner, cache)
+    return Source(name, path.resolve(), tuple(documents), ByDocument())
+
+
+def _file(name: str, path: Path, cache: Path) -> Source:
+    """One document, or as many as an archive holds."""
+    documents = _expanded(path.name, path, cache)
+    rule = ByShare() if len(documents) == 1 else ByDocument()
+    return Source(name, path.resolve(), tuple(documents), rule)
+
+
+def _expanded(name: str, path: Path, cache: Path) -> list[Document]:
+    if kind_of(path) is None:
+        return [_document(name, path.resolve())]
+    unpacked = _unpacked(path.resolve(), cache)
+    return [_document(f"{name}/{inner}", unpacked / inner) for inner in _walk(unpacked)]
+
+
+def _unpacked(path: Path, cache: Path) -> Path:
+    """What an archive holds, unpacked once; its sizes are noted, so that files a crash left empty are found out."""
+    folder = cache / "unpacked" / f"{digests([path], cache)[0][:32]}-{path.name[:100]}"
+    content = folder / "content"
+    noted = read_json(folder / "sizes.json")
+    if noted is not None and noted == _sizes(content):
+        return content
+    if folder.exists():
+        remove_folder(folder)
+    with new_folder(folder) as aside:
+        (aside / "content").mkdir()
+        unpack(path, aside / "content")
+        write_json(aside / "sizes.json", _sizes(aside / "content"))
+    return content
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    return {name: (folder / name).stat().st_size for name in _walk(folder)}
+
+
+def _walk(root: Path, without: frozenset[str] = frozenset()) -> list[str]:
+    """The files below a folder, hidden ones left out, by their names from it, sorted."""
+    found = []
+    for folder, inner, files in os.walk(root):
+        inner[:] = [name for name in inner if name not in without and not name.startswith(".")]
+        paths = (Path(folder, name) for name in files if not name.startswith("."))
+        found += [path.relative_to(root).as_posix() for path in paths if path.is_file()]
+    return sorted(found)
+
+
+def _document(name: str, path: Path) -> Document:
+    try:
+        return Document(name, path, path.stat().st_size)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None

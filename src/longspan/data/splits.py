@@ -1,0 +1,149 @@
+"""Documents, and how they divide into train, valid and test."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from longspan.errors import DataError, UnknownNameError
+from longspan.tokens import Unit
+
+SPLITS = ("train", "valid", "test")
+_WHITESPACE = b" \t\n\r\x0b\x0c"
+
+
+@dataclass(frozen=True)
+class Document:
+    """A file that is one document, and the name it is known by wherever its corpus lies."""
+
+    name: str
+    path: Path
+    size: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of a document that belongs to a split; where it begins, memory is forgotten."""
+
+    path: Path
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class ByShare:
+    """One document, cut by bytes: unless told otherwise the last twentieth is test, the one before it valid."""
+
+    valid_percent: int = 5
+    test_percent: int = 5
+
+    def pieces(self, documents: Sequence[Document], split: str, unit: Unit) -> list[Piece]:
+        size = documents[0].size
+        first = size - size * (self.valid_percent + self.test_percent) // 100
+        return _cut(documents[0], first, size - size * self.test_percent // 100, split, unit)
+
+
+@dataclass(frozen=True)
+class ByTail:
+    """One document, its last bytes test and the ones before them valid; `trimmed` drops whitespace at both ends."""
+
+    valid: int = 5_000_000
+    test: int = 5_000_000
+    trimmed: bool = False
+
+    def pieces(self, documents: Sequence[Document], split: str, unit: Unit) -> list[Piece]:
+        document = documents[0]
+        if document.size <= self.valid + self.test:
+            raise DataError(
+                f"{document.path} has {document.size:,} bytes, too few to take {self.valid + self.test:,} from its end"
+            )
+        first, second = document.size - self.valid - self.test, document.size - self.test
+        pieces = _cut(document, first, second, split, unit)
+        return [_trimmed(piece) for piece in pieces] if self.trimmed else pieces
+
+
+@dataclass(frozen=True)
+class ByFile:
+    """A file for each split."""
+
+    train: str
+    valid: str
+    test: str
+
+    def pieces(self, documents: Sequence[Document], split: str, _: Unit) -> list[Piece]:
+        wanted = {"train": self.train, "valid": self.valid, "test": self.test}[split]
+        return [whole(document) for document in documents if document.name == wanted]
+
+
+@dataclass(frozen=True)
+class ByDocument:
+    """Of every twenty documents in order the last is test, the one before it valid.
+
+    With fewer than twenty, the last document is test and the one before it valid; two leave nothing for valid, one
+    leaves nothing for test either.
+    """
+
+    period: int = 20
+
+    def pieces(self, documents: Sequence[Document], split: str, _: Unit) -> list[Piece]:
+        period = min(self.period, len(documents))
+        place = {"train": range(max(1, period - 2)), "valid": range(max(1, period - 2), period - 1)}
+        taken = place.get(split, range(max(1, period - 1), period))
+        return [whole(document) for k, document in enumerate(documents) if k % period in taken]
+
+
+SplitRule = ByShare | ByTail | ByFile | ByDocument
+
+
+def split_pieces(
+    name: str, documents: Sequence[Document], rule: SplitRule, split: str | None, unit: Unit
+) -> list[Piece]:
+    """What a split consists of, without its empty parts; all documents where no split is asked for."""
+    if split is not None and split not in SPLITS:
+        raise UnknownNameError("split", split, SPLITS)
+    if not documents:
+        raise DataError(f"{name} is empty; a text needs at least one byte")
+    pieces = [whole(d) for d in documents] if split is None else rule.pieces(documents, split, unit)
+    if not any(piece.size for piece in pieces):
+        held = f"{len(documents)} document{'s' * (len(documents) > 1)}, {sum(d.size for d in documents):,} bytes"
+        raise DataError(f"the {split} split of {name} is empty ({held}); give it more text, or take it whole")
+    return [piece for piece in pieces if piece.size]
+
+
+def whole(document: Document) -> Piece:
+    return Piece(document.path, 0, document.size)
+
+
+def _cut(document: Document, first: int, second: int, split: str, unit: Unit) -> list[Piece]:
+    bounds = [0, _border(document, first, unit), _border(document, second, unit), document.size]
+    k = SPLITS.index(split)
+    return [Piece(document.path, bounds[k], bounds[k + 1])]
+
+
+def _border(document: Document, at: int, unit: Unit) -> int:
+    """The first place from `at` on where no token of that unit is cut: a byte, a character's or a line's beginning."""
+    if unit == "byte":
+        return at
+    with document.path.open("rb") as file:
+        file.seek(at)
+        if unit == "character":
+            ahead = file.read(4)
+            return at + next((k for k, byte in enumerate(ahead) if byte & 0xC0 != 0x80), len(ahead))
+        file.seek(max(at - 1, 0))
+        if at and file.read(1) != b"\n":
+            while (line := file.readline(1 << 20)) and not line.endswith(b"\n"):
+                pass
+        return file.tell()
+
+
+def _trimmed(piece: Piece, reach: int = 4096) -> Piece:
+    with piece.path.open("rb") as file:
+        file.seek(piece.start)
+        head = file.read(min(reach, piece.size))
+        file.seek(max(piece.start, piece.stop - reach))
+        tail = file.read(piece.stop - file.tell())
+    start = piece.start + len(head) - len(head.lstrip(_WHITESPACE))
+    return Piece(piece.path, start, max(start, piece.stop - len(tail) + len(tail.rstrip(_WHITESPACE))))

@@ -1,0 +1,238 @@
+"""Reliability test 10: hostile archives put not a byte outside their folder, and none beyond what is allowed."""
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import random
+import stat
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from longspan.data.archives import kind_of, unpack
+from longspan.errors import DataError
+
+CASES = 1_000 if os.environ.get("LONGSPAN_TORTURE") else 100
+LIMIT = 1 << 16
+TAR_MODES = {"a.tar": "w", "a.tar.gz": "w:gz", "a.tgz": "w:gz", "a.tar.bz2": "w:bz2", "a.tar.xz": "w:xz"}
+
+GOOD_NAMES = ["a.txt", "b/c.txt", "./d", "e/./f", "g//h", "ü/ß", "..."]
+BAD_NAMES = [
+    "../out",
+    "a/../../out",
+    "/tmp/out",
+    "//out",
+    "a/..",
+    "..",
+    "..\\out",
+    "C:\\out",
+    "C:/out",
+    "x" * 300,
+    "/".join(["d" * 200] * 20),
+    "/".join("d" * 40),
+]
+
+
+def tar_member(name: str, kind: bytes = tarfile.REGTYPE, content: bytes = b"text", link: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    info.size = len(content) if kind == tarfile.REGTYPE else 0
+    return info
+
+
+def write_tar(path: Path, members: list[tuple[tarfile.TarInfo, bytes]], generator: random.Random) -> None:
+    form = generator.choice([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+    with tarfile.open(path, TAR_MODES[path.name], format=form) as archive:  # type: ignore[call-overload]
+        for info, content in members:
+            archive.addfile(info, io.BytesIO(content) if info.type == tarfile.REGTYPE else None)
+
+
+def hostile_tar(path: Path, generator: random.Random) -> None:
+    """Good members around a bad one: a name, a link followed through, a device, a bomb, a false size, a twin."""
+    good = [(tar_member(name), b"text") for name in generator.sample(GOOD_NAMES, 2)]
+    bad: list[list[tuple[tarfile.TarInfo, bytes]]] = [
+        [(tar_member(generator.choice(BAD_NAMES)), b"text")],
+        [(tar_member("l", tarfile.SYMTYPE, link="../.."), b""), (tar_member("l/out"), b"text")],
+        [(tar_member("l", tarfile.SYMTYPE, link="/tmp"), b""), (tar_member("l/out"), b"text")],
+        [(tar_member("l", tarfile.LNKTYPE, link="../../secret"), b"")],
+        [(tar_member("p", generator.choice([tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE])), b"")],
+        [(tar_member("bomb", content=b"0" * (LIMIT + 1)), b"0" * (LIMIT + 1))],
+        [(tar_member(f"part{k}", content=b"0" * LIMIT), b"0" * LIMIT) for k in range(2)],
+        [(tar_member("twin"), b"text"), (tar_member("./twin"), b"text")],
+        [(tar_member("twin"), b"text"), (tar_member("twin/below"), b"text")],
+        [(tar_member("twin", tarfile.DIRTYPE), b""), (tar_member("twin"), b"text")],
+    ]
+    members = [*good, *generator.choice(bad)]
+    write_tar(path, members, generator)
+
+
+def hostile_zip(path: Path, generator: random.Random) -> None:
+    with zipfile.ZipFile(path, "w", generator.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])) as archive:
+        for name in generator.sample(GOOD_NAMES, 2):
+            archive.writestr(name, b"text")
+        kind = generator.randrange(4)
+        info = zipfile.ZipInfo("bad")
+        if kind == 0:
+            info.filename = generator.choice(BAD_NAMES)
+            archive.writestr(info, b"text")
+        elif kind == 1:
+            mode = generator.choice([stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR, stat.S_IFBLK, stat.S_IFSOCK])
+            info.external_attr = (mode | 0o777) << 16
+            archive.writestr(info, b"../../out")
+        elif kind == 2:
+            archive.writestr(info, b"0" * (LIMIT + 1), zipfile.ZIP_DEFLATED)
+        else:
+            archive.writestr("bad", b"one")
+            archive.writestr("./bad", b"two")
+
+
+def lie_about_sizes(path: Path, generator: random.Random) -> None:
+    """A zip whose central directory declares fewer bytes than there are."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("bomb", b"0" * (8 * LIMIT))
+    data = bytearray(path.read_bytes())
+    at = data.rindex(b"PK\x01\x02")
+    data[at + 24 : at + 28] = generator.randrange(LIMIT).to_bytes(4, "little")
+    path.write_bytes(data)
+
+
+def outside(root: Path, folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in root.rglob("*") if path.is_file() and folder not in path.parents}
+
+
+def unpack_and_watch(path: Path, tmp_path: Path) -> list[Path] | DataError:
+    """Unpacks below a folder of its own and holds what must hold, whatever the archive is."""
+    folder = tmp_path / "deep" / "in" / "folder"
+    folder.mkdir(parents=True, exist_ok=True)
+    before = outside(tmp_path, folder)
+    result: list[Path] | DataError
+    try:
+        result = unpack(path, folder, LIMIT)
+    except DataError as error:
+        result = error
+    assert "\n" not in str(result)
+    assert outside(tmp_path, folder) == before
+    inside = list(folder.rglob("*"))
+    assert all(entry.is_dir() or (entry.is_file() and not entry.is_symlink()) for entry in inside)
+    assert sum(entry.stat().st_size for entry in inside if entry.is_file()) <= LIMIT
+    for entry in sorted(inside, reverse=True):
+        entry.rmdir() if entry.is_dir() else entry.unlink()
+    return result
+
+
+def test_hostile_archives_are_refused(tmp_path: Path) -> None:
+    generator = random.Random(0)
+    made: list[tuple[str, Callable[[Path, random.Random], None]]] = [
+        *((name, hostile_tar) for name in TAR_MODES),
+        ("a.zip", hostile_zip),
+        ("a.zip", hostile_zip),
+        ("a.zip", lie_about_sizes),
+    ]
+    for _ in range(CASES):
+        name, make = generator.choice(made)
+        path = tmp_path / name
+        make(path, generator)
+        assert isinstance(unpack_and_watch(path, tmp_path), DataError), name
+        path.unlink()
+
+
+def test_damaged_archives_are_right_or_refused(tmp_path: Path) -> None:
+    """Bytes changed, removed and cut at random, in headers most of all."""
+    generator = random.Random(1)
+    for _ in range(CASES):
+        name = generator.choice([*TAR_MODES, "a.zip", "a.txt.gz", "a.txt.bz2", "a.txt.xz"])
+        path = tmp_path / name
+        good(path, generator)
+        data = bytearray(path.read_bytes())
+        for _ in range(generator.randrange(1, 4)):
+            at = generator.randrange(min(len(data), generator.choice([600, len(data)])))
+            change = generator.randrange(3)
+            if change == 0:
+                data[at] = generator.randrange(256)
+            elif change == 1:
+                data[at : at + generator.randrange(1, 12)] = b"\x80\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"
+            else:
+                del data[at:]
+                break
+            if not data:
+                break
+        path.write_bytes(data)
+        unpack_and_watch(path, tmp_path)
+        path.unlink()
+
+
+def good(path: Path, generator: random.Random) -> None:
+    content = b"some text\n" * 50
+    if path.name in TAR_MODES:
+        write_tar(
+            path, [(tar_member(name, content=content), content) for name in ("a.txt", "b/" + "c" * 150)], generator
+        )
+    elif path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("a.txt", content)
+            archive.writestr("b/", b"")
+            archive.writestr("b/c.txt", content)
+    else:
+        opened = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}[path.suffix]
+        with opened(path, "wb") as out:
+            out.write(content)
+
+
+@pytest.mark.parametrize("name", [*TAR_MODES, "a.zip", "a.txt.gz", "a.txt.bz2", "a.txt.xz"])
+def test_good_archives_unpack(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    good(path, random.Random(0))
+    folder = tmp_path / "out"
+    folder.mkdir()
+    files = unpack(path, folder)
+    assert {file.read_bytes() for file in files} == {b"some text\n" * 50}
+    assert len(files) == (1 if name.startswith("a.txt") else 2)
+    assert kind_of(path) == ("stream" if name.startswith("a.txt") else "zip" if name == "a.zip" else "tar")
+
+
+def test_only_what_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    write_tar(
+        path, [(tar_member("x/a.txt"), b"text"), (tar_member("l", tarfile.SYMTYPE, link="/"), b"")], random.Random(0)
+    )
+    folder = tmp_path / "out"
+    folder.mkdir()
+    assert unpack(path, folder, only={"a.txt"}) == [folder / "x" / "a.txt"]
+
+
+@pytest.mark.parametrize(("suffix", "opened"), [(".gz", gzip.open), (".bz2", bz2.open), (".xz", lzma.open)])
+def test_a_compressed_bomb_stops_at_the_limit(
+    suffix: str, opened: Callable[..., io.BufferedIOBase], tmp_path: Path
+) -> None:
+    path = tmp_path / f"bomb{suffix}"
+    with opened(path, "wb") as out:
+        out.write(b"\0" * (64 * LIMIT))
+    error = unpack_and_watch(path, tmp_path)
+    assert isinstance(error, DataError)
+    assert "beyond 65,536 bytes" in str(error)
+
+
+def test_a_header_that_asks_for_memory_is_refused(tmp_path: Path) -> None:
+    """An extended header of gigabytes would be read whole by tarfile."""
+    info = tarfile.TarInfo("name")
+    info.type, info.size = tarfile.XHDTYPE, 1 << 32
+    path = tmp_path / "a.tar"
+    path.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + b"\0" * 2048)
+    error = unpack_and_watch(path, tmp_path)
+    assert "a header declares 4,294,967,296 bytes" in str(error)
+
+
+def test_a_sparse_member_is_refused(tmp_path: Path) -> None:
+    """A sparse file of a few bytes can stand for more zeros than any disk holds."""
+    info = tarfile.TarInfo("sparse")
+    info.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.size": str(1 << 50), "GNU.sparse.map": "0,4"}
+    info.size = 4
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(info, io.BytesIO(b"text"))
+    assert isinstance(unpack_and_watch(path, tmp_path), DataError)

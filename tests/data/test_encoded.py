@@ -1,0 +1,275 @@
+import gzip
+import multiprocessing
+import os
+import shutil
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import longspan.data.encoding as encoding
+from longspan.data import Encoded, Lanes, Reading, open_corpus
+from longspan.data.cache import new_folder
+from longspan.data.encoding import encode_pieces
+from longspan.data.splits import SPLITS, ByDocument, ByShare, Document, Piece
+from longspan.errors import DataError, UnknownNameError
+from longspan.tokens import ByteTokenizer, CharacterTokenizer, Tokenizer, Unit, WordTokenizer
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "texts"
+    for name in ("b.txt", "a/z.txt", "c.txt", "empty.txt", ".hidden"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("" if name == "empty.txt" else f"text of {name}\n")
+    return root
+
+
+def test_a_file_is_one_document_split_by_bytes(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(bytes(range(256)) * 4)
+    parts = [open_corpus(path, split, cache=cache) for split in ("train", "valid", "test")]
+    assert [len(part) for part in parts] == [922, 51, 51]
+    assert np.array_equal(np.concatenate([part.ids for part in parts]), open_corpus(path, cache=cache).ids)
+    assert all(part.starts.tolist() == [0] and part.bytes == len(part) for part in parts)
+    assert isinstance(parts[0].ids, np.memmap)
+    assert len({part.fingerprint for part in parts}) == 3
+
+
+def test_a_folder_is_documents_in_order(folder: Path, cache: Path) -> None:
+    whole = open_corpus(folder, cache=cache)
+    text = whole.tokenizer.decode(whole.ids)
+    assert text == "text of a/z.txt\ntext of b.txt\ntext of c.txt\n"
+    assert [text[start:].partition("\n")[0] for start in whole.starts] == text.splitlines()
+    found = [open_corpus(folder, split, cache=cache) for split in ("train", "valid")]
+    assert [part.tokenizer.decode(part.ids) for part in found] == [
+        "text of a/z.txt\ntext of b.txt\n",
+        "text of c.txt\n",
+    ]
+    with pytest.raises(DataError, match=r"the test split of .* is empty"):
+        open_corpus(folder, "test", cache=cache)
+
+
+def test_documents_divide_by_twenty() -> None:
+    def held(count: int, split: str) -> list[int]:
+        documents = [Document(str(k), Path(str(k)), 1) for k in range(count)]
+        return [int(piece.path.name) for piece in ByDocument().pieces(documents, split, "byte")]
+
+    assert held(1, "train") == [0]
+    assert (held(2, "train"), held(2, "valid"), held(2, "test")) == ([0], [], [1])
+    assert (held(3, "train"), held(3, "valid"), held(3, "test")) == ([0], [1], [2])
+    assert (held(45, "valid"), held(45, "test")) == ([18, 38], [19, 39])
+    assert sorted(held(45, "train") + held(45, "valid") + held(45, "test")) == list(range(45))
+
+
+def test_a_changed_text_is_encoded_again(tmp_path: Path, cache: Path) -> None:
+    """The same size within the same instant, and a size and time put back on purpose, are changes too."""
+    path = tmp_path / "text"
+    prints = set()
+    for content in (b"first", b"other", b"other text"):
+        path.write_bytes(content)
+        opened = open_corpus(path, cache=cache)
+        assert opened.ids.tobytes() == content
+        prints.add(opened.fingerprint)
+    assert len(prints) == 3
+    os.utime(path, ns=(0, 0))
+    open_corpus(path, cache=cache)
+    path.write_bytes(b"texts same")
+    os.utime(path, ns=(0, 0))
+    assert open_corpus(path, cache=cache).ids.tobytes() == b"texts same"
+    assert len(list((cache / "encoded").iterdir())) == 1
+
+
+def test_a_text_is_encoded_once(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "text"
+    path.write_text("a b\nc")
+    first = open_corpus(path, tokenizer="words", cache=cache)
+    monkeypatch.setattr("longspan.data.encoded.encode_pieces", None)
+    again = open_corpus(path, tokenizer="words", cache=cache)
+    assert again.fingerprint == first.fingerprint
+    assert again.tokenizer == first.tokenizer == WordTokenizer(("<eos>", "<unk>", "a", "b", "c"))
+    os.utime(path)
+    assert open_corpus(path, tokenizer="words", cache=cache).fingerprint == first.fingerprint
+
+
+def test_a_damaged_entry_is_made_again(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(b"some text")
+    open_corpus(path, cache=cache)
+    (entry,) = (cache / "encoded").iterdir()
+    for name, content in (("ids.bin", b"some"), ("about.json", b"{"), ("starts.npy", b""), ("starts.npy", None)):
+        if content is None:
+            (entry / name).unlink()
+        else:
+            (entry / name).write_bytes(content)
+        assert open_corpus(path, cache=cache).ids.tobytes() == b"some text"
+
+
+def test_symbols_come_from_the_training_split(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "text"
+    path.write_text("ab" * 95 + "ac" * 5)
+    train = open_corpus(path, "train", "characters", cache=cache)
+    assert train.tokenizer == CharacterTokenizer("ab")
+    with pytest.raises(DataError, match=r"character 1 .* is 'c' \(U\+0063\), which is not among the 2"):
+        open_corpus(path, "test", "characters", cache=cache)
+    assert open_corpus(path, None, "characters", cache=cache).tokenizer == CharacterTokenizer("abc")
+    wider = Reading("characters", "all", counted=("train", "valid", "test"))
+    assert open_corpus(path, "test", wider, cache=cache).tokenizer == CharacterTokenizer("abc")
+
+
+UNITS: tuple[Unit, ...] = ("byte", "character", "word")
+
+
+def test_cuts_fall_between_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_text("éü\n" * 40, encoding="utf-8")
+    document = Document("text", path, path.stat().st_size)
+    for unit in UNITS:
+        bounds = [(p.start, p.stop) for s in SPLITS for p in ByShare(7, 7).pieces([document], s, unit)]
+        assert [bounds[0][0], bounds[1][0], bounds[2][0]] == [0, bounds[0][1], bounds[1][1]]
+        data = path.read_bytes()
+        for start, stop in bounds:
+            if unit != "byte":
+                data[start:stop].decode()
+            if unit == "word":
+                assert start % 5 == 0
+
+
+@pytest.mark.parametrize("kind", ["a.txt.gz", "a.tar.xz", "a.zip"])
+def test_archives_are_read_as_they_are(kind: str, folder: Path, tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / kind
+    if kind == "a.txt.gz":
+        with gzip.open(path, "wb") as out:
+            out.write(b"text of c.txt\n")
+    elif kind == "a.zip":
+        shutil.make_archive(str(path.with_suffix("")), "zip", folder)
+    else:
+        with tarfile.open(path, "w:xz") as archive:
+            archive.add(folder, "texts")
+    opened = open_corpus(path, cache=cache)
+    expected = "text of c.txt\n" if kind == "a.txt.gz" else "text of a/z.txt\ntext of b.txt\ntext of c.txt\n"
+    assert opened.tokenizer.decode(opened.ids) == expected
+    (unpacked,) = (cache / "unpacked").iterdir()
+    next(p for p in unpacked.rglob("*.txt") if p.stat().st_size).write_bytes(b"")
+    shutil.rmtree(cache / "encoded")
+    assert len(open_corpus(path, cache=cache)) == len(opened)
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "empty").touch()
+    with pytest.raises(DataError, match="is empty"):
+        open_corpus(tmp_path / "empty", cache=cache)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(DataError, match="is empty"):
+        open_corpus(tmp_path / "none", cache=cache)
+    with pytest.raises(DataError, match="there is no file or folder"):
+        open_corpus(str(tmp_path / "missing"), cache=cache)
+    with pytest.raises(UnknownNameError, match="did you mean 'enwik8'"):
+        open_corpus("enwick8", cache=cache)
+    with pytest.raises(DataError, match="longspan data get enwik8"):
+        open_corpus("enwik8", cache=cache)
+    (tmp_path / "bad.gz").write_bytes(b"not gzip")
+    with pytest.raises(DataError, match="cannot be unpacked"):
+        open_corpus(tmp_path / "bad.gz", cache=cache)
+    (tmp_path / "bytes").write_bytes(b"ab\xff")
+    with pytest.raises(DataError, match="not UTF-8 at byte 2"):
+        open_corpus(tmp_path / "bytes", tokenizer="characters", cache=cache)
+    with pytest.raises(UnknownNameError, match="split"):
+        open_corpus(tmp_path / "bytes", "dev", cache=cache)
+    with pytest.raises(UnknownNameError, match="reading"):
+        open_corpus(tmp_path / "bytes", tokenizer="syllables", cache=cache)
+    assert not list(cache.rglob(".part-*"))
+    assert not list((cache / "encoded").glob("*"))
+
+
+def test_a_failure_leaves_no_folder(tmp_path: Path) -> None:
+    def fill() -> None:
+        with new_folder(tmp_path / "new") as folder:
+            (folder / "half").touch()
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(DataError, match="cannot be written: No space left"):
+        fill()
+    assert list(tmp_path.iterdir()) == []
+
+
+TEXTS = st.lists(st.text(st.sampled_from("ab é€\n\r"), max_size=60), min_size=1, max_size=4)
+
+
+def on_cores(pieces: list[Piece], tokenizer: Tokenizer) -> list[tuple[int, int]]:
+    return [(index, int(k)) for index, ids in encode_pieces(pieces, tokenizer, workers=2) for k in ids]
+
+
+@given(TEXTS, st.integers(1, 9))
+def test_stretches_are_the_text_and_cut_no_token(texts: list[str], size: int) -> None:
+    """What the cores are given, whatever the size of a task: encoded one by one it is the whole, encoded at once."""
+    tokenizers = [
+        ByteTokenizer(),
+        CharacterTokenizer("ab é€\n\r"),
+        WordTokenizer(("<eos>", "<unk>", "a", "b", "ab")),
+    ]
+    path = Path("unused")
+    for tokenizer in tokenizers:
+        for text in texts:
+            data = text.encode()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(encoding, "_TASK", size)
+                blocks = [data[k : k + size] for k in range(0, len(data), size)]
+                patch.setattr(encoding, "read_blocks", lambda *_, blocks=blocks: iter(blocks))
+                stretches = list(encoding._stretches(Piece(path, 0, len(data)), tokenizer.unit))
+            assert b"".join(part for part, _ in stretches) == data
+            ids = [k for part, on in stretches for chunk in tokenizer.encode_stream([part], goes_on=on) for k in chunk]
+            assert ids == tokenizer.encode(data).tolist()
+
+
+def test_cores_give_what_one_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "_TASK", 1000)
+    texts = [("ab é\r\n" * 700), "b", "a b\n" * 30, "é" * 2000]
+    pieces = []
+    for k, text in enumerate(texts):
+        (tmp_path / str(k)).write_bytes(text.encode())
+        pieces.append(Piece(tmp_path / str(k), 0, len(text.encode())))
+    for tokenizer in (WordTokenizer(("<eos>", "<unk>", "a", "b")), CharacterTokenizer("ab é\r\n")):
+        alone = [(index, int(k)) for index, ids in encode_pieces(pieces, tokenizer, workers=1) for k in ids]
+        assert on_cores(pieces, tokenizer) == alone
+    (tmp_path / "0").write_bytes(texts[0].encode()[:-2] + b"\xff\n")
+    with pytest.raises(DataError, match=f"not UTF-8 at byte {pieces[0].size - 2} "):
+        on_cores(pieces, CharacterTokenizer("ab é\r\n"))
+
+
+def _open(path: Path, cache: Path, results: "multiprocessing.Queue[str]") -> None:
+    results.put(open_corpus(path, tokenizer="characters", cache=cache).fingerprint)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="forks")
+def test_two_processes_at_once(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "text"
+    path.write_text("some text " * 20_000)
+    context = multiprocessing.get_context("fork")
+    results: multiprocessing.Queue[str] = context.Queue()
+    processes = [context.Process(target=_open, args=(path, cache, results)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    found = {results.get(timeout=60) for _ in processes}
+    for process in processes:
+        process.join()
+    assert found == {open_corpus(path, tokenizer="characters", cache=cache).fingerprint}
+    assert len(list((cache / "encoded").iterdir())) == 1
+    assert not list(cache.rglob(".part-*"))
+
+
+def test_the_standard_library_is_there(cache: Path) -> None:
+    parts: list[Encoded] = [open_corpus("stdlib", split, cache=cache) for split in ("train", "valid", "test")]
+    assert all(len(part.starts) > 5 for part in parts)
+    assert len(parts[0]) > 5 * len(parts[1]) > 0
+    lanes = Lanes(parts[1].ids, parts[1].starts, 4, parts[1].fingerprint, "stdlib")
+    assert lanes.next(16).tokens.shape == (4, 16)

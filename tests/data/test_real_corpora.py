@@ -1,0 +1,111 @@
+"""The authors' readings: on tiny texts by hand, and on the real ones where they are at hand (../shared/data)."""
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from longspan.data import CORPORA, get, open_corpus
+from longspan.data.corpora import Corpus, CorpusFile
+from longspan.data.splits import ByFile, ByTail
+
+REAL = Path(__file__).resolve().parents[3] / "shared" / "data"
+needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="the real corpora are not here")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def planted(cache: Path, corpus: Corpus, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A known corpus with a text of a few bytes in its place."""
+    monkeypatch.setitem(CORPORA, corpus.name, dataclasses.replace(corpus, files=tuple(map(CorpusFile, files))))
+    folder = corpus.folder(cache)
+    folder.mkdir(parents=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
+def test_enwik8_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As prep_enwik8.py and Vocab do it: bytes as numbers, a newline as the end of a line, counts of all splits."""
+    text = b"<a>\n\n b\xc3\xa9\nb b\r\n a\xc3\n"
+    corpus = dataclasses.replace(CORPORA["enwik8-authors"], split=ByTail(5, 4), shares=None)
+    planted(tmp_path, corpus, {"enwik8": text}, monkeypatch)
+    parts = {"train": text[:-9], "valid": text[-9:-4], "test": text[-4:]}
+    counts: Counter[str] = Counter()
+    lines = {}
+    for split, part in parts.items():
+        written = " ".join([str(c) if c != ord("\n") else "\n" for c in part])
+        lines[split] = [line.strip().split() for line in written.splitlines()]
+        for line in lines[split]:
+            counts.update(line)
+    order = [symbol for symbol, _ in counts.most_common()]
+    for split in parts:
+        opened = open_corpus("enwik8-authors", split, cache=tmp_path)
+        assert opened.ids.tolist() == [order.index(symbol) for line in lines[split] for symbol in line]
+        assert opened.tokenizer.size == len(order)
+
+
+def test_text8_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = b" the five boxing wizards jump quickly at a term of abuse "
+    for name in ("text8", "text8-authors"):
+        corpus = dataclasses.replace(CORPORA[name], split=dataclasses.replace(CORPORA[name].split, valid=7, test=7))
+        planted(tmp_path / name, corpus, {"text8": text}, monkeypatch)
+    ours, theirs = (open_corpus(name, "test", cache=tmp_path / name) for name in ("text8", "text8-authors"))
+    assert ours.tokenizer.decode(ours.ids) == " abuse "
+    assert theirs.tokenizer.decode(theirs.ids) == "abuse"
+    stripped = [text[:-14].strip(), text[-14:-7].strip(), text[-7:].strip()]
+    counts = Counter(c for part in stripped for c in part.decode())
+    assert list(theirs.tokenizer.to_dict()["symbols"]) == [c for c, _ in counts.most_common()]
+
+
+@pytest.mark.parametrize("name", ["ptb", "wikitext-103"])
+def test_words_by_hand(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = {"train": " The cat <unk> the \n\n = a = \n", "valid": " a cat \n", "test": " the The \n"}
+    corpus = CORPORA[name]
+    assert isinstance(corpus.split, ByFile)
+    files = {getattr(corpus.split, split): part.encode() for split, part in parts.items()}
+    planted(tmp_path, corpus, files, monkeypatch)
+    lower = name == "ptb"
+    tokens = {s: (p.lower() if lower else p).replace("\n", " <eos> ").split() for s, p in parts.items()}
+    counted = [word for s in (parts if lower else ["train"]) for word in tokens[s] if word != "<eos>"]
+    order = ["<eos>", *(word for word, _ in Counter(counted).most_common())]
+    for split in parts:
+        opened = open_corpus(name, split, cache=tmp_path)
+        assert [order[k] for k in opened.ids] == tokens[split]
+        assert opened.tokenizer.size == len(order)
+
+
+@needs_real
+def test_penn_treebank(cache: Path) -> None:
+    get("ptb", REAL / "ptb", cache)
+    opened = [open_corpus("ptb", split, cache=cache) for split in ("train", "valid", "test")]
+    assert [len(part) for part in opened] == [929_589, 73_760, 82_430]
+    assert opened[0].tokenizer.size == 10_000
+    assert opened[0].tokenizer.fingerprint == opened[2].tokenizer.fingerprint
+
+
+@needs_real
+def test_tiny_shakespeare(cache: Path) -> None:
+    get("tinyshakespeare", REAL / "tinyshakespeare" / "input.txt.xz", cache)
+    whole = open_corpus("tinyshakespeare", None, "characters", cache=cache)
+    assert (len(whole), whole.tokenizer.size) == (1_115_394, 65)
+
+
+@needs_real
+def test_enwik8_ours_and_theirs(cache: Path) -> None:
+    get("enwik8", REAL / "enwik8.xz", cache)
+    assert len(open_corpus("enwik8", "test", cache=cache)) == 5_000_000
+    theirs = open_corpus("enwik8-authors", "test", cache=cache)
+    assert theirs.tokenizer.size == 204
+    assert (len(theirs), theirs.bytes) == (4_943_417, 5_000_000)
+
+
+@needs_real
+def test_novels_are_documents(cache: Path) -> None:
+    get("english-novels", REAL / "english_novels.tar.xz", cache)
+    opened = open_corpus("english-novels", "valid", cache=cache)
+    assert len(opened.starts) == 4
+    assert all(opened.ids[start : start + 3].tobytes() == b"\xef\xbb\xbf" for start in opened.starts)

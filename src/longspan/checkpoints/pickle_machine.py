@@ -1,0 +1,275 @@
+"""The pickle machine, reduced to what a state dict needs, and unable to execute.
+
+Opcodes are read with `pickletools.genops`, which runs nothing. Values are dicts, lists, tuples and plain values; a
+name in the pickle is compared with the few known here and never imported, looked up or called.
+"""
+
+import math
+import pickletools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# A state dict needs about 40 opcodes per tensor; past this the file is no state dict.
+OPCODE_LIMIT = 2_000_000
+AXES_LIMIT = 16
+ELEMENT_LIMIT = 1 << 48
+DTYPES = {
+    "FloatStorage": torch.float32,
+    "DoubleStorage": torch.float64,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "LongStorage": torch.int64,
+    "IntStorage": torch.int32,
+    "ShortStorage": torch.int16,
+    "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8,
+    "BoolStorage": torch.bool,
+}
+PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
+
+
+class Damaged(Exception):
+    """What is wrong with the file, in a few words; the reader turns it into a sentence."""
+
+
+@dataclass(frozen=True)
+class Name:
+    """A name found in a pickle. It stands for itself; nothing is looked up."""
+
+    module: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A stretch of numbers, named in the pickle and stored elsewhere in the file."""
+
+    key: str
+    dtype: torch.dtype
+    numel: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Strided:
+    """A tensor as the pickle describes it: a view of a storage."""
+
+    storage: Storage
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+def run(source: Any) -> Any:
+    """What one pickle describes, built by this module alone; `source` is bytes, or has read, readline and tell."""
+    machine = _Machine()
+    try:
+        for count, (opcode, argument, _) in enumerate(pickletools.genops(source)):
+            if opcode.name == "STOP":
+                return machine.pop()
+            if count > OPCODE_LIMIT:
+                raise Damaged("its pickle is longer than any state dict's")
+            machine.step(opcode.name, argument)
+    except (ValueError, UnicodeError, OverflowError) as error:
+        raise Damaged(f"its pickle is damaged ({error!s:.80})") from None
+    raise Damaged("its pickle does not end")
+
+
+class _Machine:
+    """The stack, the marks and the memo of a pickle, for the opcodes a state dict needs and no other."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: dict[int, Any] = {}
+
+    def step(self, opcode: str, argument: Any) -> None:
+        if opcode in CONSTANTS:
+            self.stack.append(CONSTANTS[opcode])
+        elif opcode in LITERALS:
+            self.stack.append(argument)
+        elif opcode in ACTIONS:
+            ACTIONS[opcode](self, argument)
+        elif opcode not in ("PROTO", "FRAME"):
+            raise Damaged(f"its pickle uses {opcode}, which no state dict needs")
+
+    def pop(self) -> Any:
+        if len(self.stack) <= (self.marks[-1] if self.marks else 0):
+            raise Damaged("its pickle takes more than it puts")
+        return self.stack.pop()
+
+    def since_mark(self) -> list[Any]:
+        if not self.marks:
+            raise Damaged("its pickle lacks a mark")
+        mark = self.marks.pop()
+        items = self.stack[mark:]
+        del self.stack[mark:]
+        return items
+
+    def peek(self, kind: type) -> Any:
+        value = self.pop()
+        if type(value) is not kind:
+            raise Damaged(f"its pickle puts something into what is no {kind.__name__}")
+        self.stack.append(value)
+        return value
+
+    def mark(self, _: Any) -> None:
+        self.marks.append(len(self.stack))
+
+    def tuple_of(self, count: int) -> None:
+        items = [self.pop() for _ in range(count)]
+        self.stack.append(tuple(reversed(items)))
+
+    def put(self, index: int | None) -> None:
+        value = self.pop()
+        self.stack.append(value)
+        self.memo[len(self.memo) if index is None else index] = value
+
+    def get(self, index: int) -> None:
+        if index not in self.memo:
+            raise Damaged("its pickle recalls what it never kept")
+        self.stack.append(self.memo[index])
+
+    def append(self, items: list[Any]) -> None:
+        self.peek(list).extend(items)
+
+    def set_items(self, items: list[Any]) -> None:
+        target = self.peek(dict)
+        if len(items) % 2:
+            raise Damaged("its pickle has a key without a value")
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            # Only flat keys: to hash a deep tuple is to recurse as deep as a file likes.
+            if type(key) not in PLAIN:
+                raise Damaged("its pickle has a key that is no plain value")
+            target[key] = value
+
+    def set_item(self, _: Any) -> None:
+        value, key = self.pop(), self.pop()
+        self.set_items([key, value])
+
+    def global_name(self, argument: str) -> None:
+        module, _, name = argument.partition(" ")
+        self.stack.append(known_name(module, name))
+
+    def stack_global(self, _: Any) -> None:
+        name, module = self.pop(), self.pop()
+        if type(name) is not str or type(module) is not str:
+            raise Damaged("its pickle names something without a name")
+        self.stack.append(known_name(module, name))
+
+    def storage(self, _: Any) -> None:
+        self.stack.append(_make_storage(self.pop()))
+
+    def reduce(self, _: Any) -> None:
+        arguments, name = self.pop(), self.pop()
+        if type(name) is not Name or type(arguments) is not tuple or name not in BUILDERS:
+            raise Damaged("its pickle calls what cannot be called")
+        self.stack.append(BUILDERS[name](arguments))
+
+    def build(self, _: Any) -> None:
+        """An OrderedDict's attributes (torch keeps `_metadata` there) are not needed; nothing else has any."""
+        self.pop()
+        self.peek(dict)
+
+
+def known_name(module: str, name: str) -> Name:
+    found = Name(module, name)
+    if found in BUILDERS or (module == "torch" and name in DTYPES):
+        return found
+    raise Damaged(f"it asks for {module + '.' + name!r:.100}, which is not run")
+
+
+def _make_storage(saved: Any) -> Storage:
+    if type(saved) is not tuple or len(saved) not in (5, 6) or saved[0] not in ("storage", b"storage"):
+        raise Damaged("it refers to something that is no storage")
+    _, kind, key, _, numel = saved[:5]
+    if type(kind) is not Name or kind.name not in DTYPES or type(key) is not str:
+        raise Damaged("it describes a storage of no known kind")
+    if len(saved) == 6 and saved[5] is not None:
+        raise Damaged("it holds a view of a storage, as only very old files do")
+    if type(numel) is not int or not 0 <= numel <= ELEMENT_LIMIT:
+        raise Damaged("it declares a storage of no possible size")
+    return Storage(key, DTYPES[kind.name], numel)
+
+
+def _make_tensor(arguments: tuple[Any, ...]) -> Strided:
+    """`_rebuild_tensor(storage, offset, size, stride)`, and its second form with gradient and hooks behind them."""
+    if len(arguments) < 4 or type(arguments[0]) is not Storage:
+        raise Damaged("it describes a tensor without a storage")
+    storage, offset, size, stride = arguments[:4]
+    lists = all(type(axes) is tuple and len(axes) <= AXES_LIMIT for axes in (size, stride))
+    if not lists or len(size) != len(stride):
+        raise Damaged("it describes a tensor without a shape")
+    if not all(type(number) is int and 0 <= number <= ELEMENT_LIMIT for number in (offset, *size, *stride)):
+        raise Damaged("it describes a tensor of no possible shape")
+    last = offset + sum((count - 1) * step for count, step in zip(size, stride, strict=True))
+    # More elements than the storage has would be repeats, which a small file could use to ask for any memory.
+    beyond = math.prod(size) > storage.numel or last >= storage.numel
+    if math.prod(count for count in size if count) > ELEMENT_LIMIT or (0 not in size and beyond):
+        raise Damaged("it describes a tensor that reaches beyond its storage")
+    if 0 in size and offset > storage.numel:
+        raise Damaged("it describes an empty tensor beyond its storage")
+    return Strided(storage, offset, size, stride)
+
+
+def _make_parameter(arguments: tuple[Any, ...]) -> Strided:
+    if not arguments or type(arguments[0]) is not Strided:
+        raise Damaged("it describes a parameter that is no tensor")
+    return arguments[0]
+
+
+def _make_dict(arguments: tuple[Any, ...]) -> dict[Any, Any]:
+    """Empty, as Python 3 pickles it, or a list of [key, value] pairs, as Python 2 does."""
+    pairs = arguments[0] if len(arguments) == 1 else []
+    if len(arguments) > 1 or type(pairs) is not list:
+        raise Damaged("it describes a dict in a way of its own")
+    made: dict[Any, Any] = {}
+    for pair in pairs:
+        if type(pair) not in (list, tuple) or len(pair) != 2 or type(pair[0]) not in PLAIN:
+            raise Damaged("it describes a dict in a way of its own")
+        made[pair[0]] = pair[1]
+    return made
+
+
+BUILDERS: dict[Name, Callable[[tuple[Any, ...]], Any]] = {
+    Name("collections", "OrderedDict"): _make_dict,
+    Name("torch._utils", "_rebuild_tensor"): _make_tensor,
+    Name("torch._utils", "_rebuild_tensor_v2"): _make_tensor,
+    Name("torch._utils", "_rebuild_parameter"): _make_parameter,
+}
+CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+NUMBERS = {"INT", "LONG", "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "FLOAT", "BINFLOAT"}
+STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
+LITERALS = NUMBERS | STRINGS | {"BINBYTES", "SHORT_BINBYTES", "BINBYTES8"}
+ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
+    "MARK": _Machine.mark,
+    "POP_MARK": lambda machine, _: machine.since_mark().clear(),
+    "TUPLE": lambda machine, _: machine.stack.append(tuple(machine.since_mark())),
+    "TUPLE1": lambda machine, _: machine.tuple_of(1),
+    "TUPLE2": lambda machine, _: machine.tuple_of(2),
+    "TUPLE3": lambda machine, _: machine.tuple_of(3),
+    "EMPTY_LIST": lambda machine, _: machine.stack.append([]),
+    "EMPTY_DICT": lambda machine, _: machine.stack.append({}),
+    "APPEND": lambda machine, _: machine.append([machine.pop()]),
+    "APPENDS": lambda machine, _: machine.append(machine.since_mark()),
+    "SETITEM": _Machine.set_item,
+    "SETITEMS": lambda machine, _: machine.set_items(machine.since_mark()),
+    "PUT": _Machine.put,
+    "BINPUT": _Machine.put,
+    "LONG_BINPUT": _Machine.put,
+    "MEMOIZE": _Machine.put,
+    "GET": _Machine.get,
+    "BINGET": _Machine.get,
+    "LONG_BINGET": _Machine.get,
+    "GLOBAL": _Machine.global_name,
+    "STACK_GLOBAL": _Machine.stack_global,
+    "BINPERSID": _Machine.storage,
+    "REDUCE": _Machine.reduce,
+    "BUILD": _Machine.build,
+}

@@ -1,0 +1,177 @@
+"""Mutated checkpoints and states of our own: none crashes, none loads silently wrong, one error class.
+
+Half of the mutations come with a manifest that was made again, so that only the reader's own sense stands between a
+damaged file and a model.
+"""
+
+import hashlib
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from longspan.checkpoints.manifest import MANIFEST
+from longspan.checkpoints.model_folder import load_model, save_model
+from longspan.checkpoints.states import load_state, save_state
+from longspan.contract import LanguageModel
+from longspan.errors import CheckpointError
+from longspan.tokens import Tokenizer
+
+Small = Callable[..., tuple[LanguageModel, Tokenizer]]
+Files = dict[str, bytes]
+WEIGHTS = "model.safetensors"
+ODD: list[Any] = [-1, 0, 1, 3, 10**6, 10**30, 1.5, float("nan"), True, None, "x", "", [], [1], {}, {"a": 1}]
+
+
+def flip(content: bytes, choose: random.Random, end: int | None = None) -> bytes:
+    changed = bytearray(content)
+    for _ in range(choose.choice([1, 1, 1, 2, 8])):
+        changed[choose.randrange(min(end or len(content), len(content)))] ^= 1 << choose.randrange(8)
+    return bytes(changed)
+
+
+def damage(files: Files, choose: random.Random) -> Files:
+    """Damage as a disk or a hand does it: the manifest stays as it was, or is what is damaged."""
+    name, other = choose.sample(sorted(files), 2)
+    content, cut = files[name], choose.randrange(len(files[name]))
+    kind = choose.randrange(8)
+    if kind == 0:
+        return {key: value for key, value in files.items() if key != name}
+    if kind == 1:
+        return files | {name: files[other], other: content}
+    if kind == 2:
+        return files | {"another.safetensors": content}
+    length = choose.randrange(1, 64)
+    changed = {
+        3: content[:cut],
+        4: content + choose.randbytes(length),
+        5: content[:cut] + choose.randbytes(length) + content[cut + length :],
+        6: content[:cut] + bytes(len(content) - cut),
+    }
+    return files | {name: changed.get(kind, flip(content, choose))}
+
+
+def reshape(files: Files, choose: random.Random) -> Files:
+    """A valid file of weights that does not fit: shapes, names, kinds or number of tensors."""
+    tensors = load(files[WEIGHTS])
+    name = choose.choice(sorted(tensors))
+    tensor = tensors[name]
+    kind = choose.randrange(8)
+    if kind == 0:
+        tensors[name] = torch.cat([tensor, tensor])
+    elif kind == 1:
+        tensors[name] = tensor[:-1].clone()
+    elif kind == 2:
+        tensors[name] = tensor.reshape(-1, 1).clone()
+    elif kind == 3:
+        tensors[name] = tensor.to(choose.choice([torch.float16, torch.float64, torch.int32, torch.bfloat16]))
+    elif kind == 4:
+        del tensors[name]
+    elif kind == 5:
+        tensors[f"{name}.more"] = tensor.clone()
+    elif kind == 6:
+        tensors[f"{name}_"] = tensors.pop(name)
+    else:
+        tensors = {key: torch.cat([value, value], -1) for key, value in tensors.items()}
+    return files | {WEIGHTS: save(tensors)}
+
+
+def resettle(files: Files, choose: random.Random) -> Files:
+    """A config or tokenizer in valid JSON that does not fit the weights, or fits nothing."""
+    name = choose.choice(["config.json", "config.json", "tokenizer.json"])
+    values = json.loads(files[name])
+    table = values["model"] if name == "config.json" and choose.random() < 0.7 else values
+    key = choose.choice(sorted(table))
+    kind = choose.randrange(4)
+    if kind == 0:
+        del table[key]
+    elif kind == 1:
+        table[f"{key}_"] = table[key]
+    elif kind == 2 and type(table[key]) is int:
+        table[key] = table[key] + choose.choice([-1, 1, 2, 10])
+    else:
+        table[key] = choose.choice(ODD)
+    return files | {name: json.dumps(values).encode()}
+
+
+def garble(files: Files, choose: random.Random) -> Files:
+    """Bits flipped in config, tokenizer or the header of the weights (its numbers have no guard but the manifest)."""
+    name = choose.choice(["config.json", "tokenizer.json", WEIGHTS, WEIGHTS])
+    header = 8 + int.from_bytes(files[WEIGHTS][:8], "little")
+    return files | {name: flip(files[name], choose, header if name == WEIGHTS else None)}
+
+
+def with_manifest(files: Files) -> Files:
+    listed = {
+        name: {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for name, content in files.items()
+        if name != MANIFEST
+    }
+    return files | {MANIFEST: json.dumps({"format": 1, "files": listed}).encode()}
+
+
+def mutate(files: Files, choose: random.Random) -> Files:
+    way = choose.choice([damage, damage, damage, reshape, resettle, garble])
+    changed = way(files, choose)
+    return changed if way is damage else with_manifest(changed)
+
+
+def numbers(model: LanguageModel) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("form", ["plain", "adaptive"])
+def test_mutated_models(tmp_path: Path, small: Small, trials: Callable[[int, int], int], form: str) -> None:
+    model, tokens = small(form)
+    save_model(tmp_path / "m", model, tokens)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir()}
+    good, choose = numbers(model), random.Random(form)
+    refused: list[str] = []
+    for _ in range(trials(120, 3000)):
+        changed = mutate(files, choose)
+        shutil.rmtree(tmp_path / "m")
+        (tmp_path / "m").mkdir()
+        for name, content in changed.items():
+            (tmp_path / "m" / name).write_bytes(content)
+        try:
+            found = load_model(tmp_path / "m")
+        except CheckpointError as error:
+            refused.append(str(error))
+            continue
+        # What still loads was changed where it does no harm: in a setting that needs no other weights, say.
+        assert numbers(found.model).keys() == good.keys()
+        assert all(torch.equal(tensor, good[name]) for name, tensor in numbers(found.model).items())
+        if changed[MANIFEST] == files[MANIFEST]:
+            assert changed == files or set(changed) != set(files)
+        assert found.tokenizer.size == model.config.vocabulary
+    assert len(refused) > trials(120, 3000) * 0.8
+    assert not [sentence for sentence in refused if "\n" in sentence]
+
+
+def test_mutated_states(tmp_path: Path, small: Small, trials: Callable[[int, int], int]) -> None:
+    model, _ = small("plain")
+    _, state = model(torch.randint(0, 256, (3, 9)))
+    path = tmp_path / "state"
+    save_state(path, state, model_hash="a" * 64, extra={"last": torch.tensor([1, 2])})
+    content, choose = path.read_bytes(), random.Random(0)
+    refused: list[str] = []
+    for _ in range(trials(100, 2000)):
+        cut = choose.randrange(len(content))
+        ways = [flip(content, choose), flip(content, choose, 900), content[:cut], content + b"x", content[cut:]]
+        changed = choose.choice([*ways, content[:cut] + choose.randbytes(9) + content[cut + 9 :]])
+        path.write_bytes(changed)
+        try:
+            found, extra = load_state(path, model_hash="a" * 64)
+        except CheckpointError as error:
+            refused.append(str(error))
+            continue
+        assert all(torch.equal(tensor, found.tensors()[name]) for name, tensor in state.tensors().items())
+        assert torch.equal(extra["last"], torch.tensor([1, 2]))
+    assert len(refused) > trials(100, 2000) * 0.8
+    assert not [sentence for sentence in refused if "\n" in sentence]

@@ -1,0 +1,131 @@
+"""`longspan eval`: how well a model predicts a text."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from longspan.cli.options import DeviceName, DtypeName, Json, Model, Threads, machine, print_json, print_rows
+from longspan.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from longspan.evaluation.likelihood import Stretch
+
+
+def evaluate(
+    model: Model,
+    data: Annotated[str, typer.Option("--data", help="A file or folder, or a corpus that `longspan data list` names.")],
+    split: Annotated[
+        str | None, typer.Option("--split", help="train, valid or test; the whole text unless told.")
+    ] = None,
+    segment: Annotated[
+        int | None, typer.Option("--segment", help="Tokens read at once; the window of --sliding.")
+    ] = None,
+    memory: Annotated[int | None, typer.Option("--memory", help="Positions remembered.")] = None,
+    clamp: Annotated[int | None, typer.Option("--clamp", help="Distances beyond this look alike; 0 is off.")] = None,
+    same_length: Annotated[
+        bool | None, typer.Option("--same-length/--no-same-length", help="Every query sees as many keys as the memory.")
+    ] = None,
+    sliding: Annotated[
+        bool, typer.Option("--sliding", help="A fresh window of --segment tokens before every target.")
+    ] = False,
+    lanes: Annotated[int, typer.Option("--lanes", help="Cut the text into this many streams read side by side.")] = 1,
+    losses: Annotated[
+        Path | None, typer.Option("--losses", help="Write the losses, float32 nats, to this .npy.")
+    ] = None,
+    json: Json = False,
+    device: DeviceName = "auto",
+    dtype: DtypeName = "auto",
+    threads: Threads = 0,
+) -> None:
+    """Bits, nats and perplexity of a text. Flags left out come from the model's config."""
+    from longspan.checkpoints.model_folder import load_model
+    from longspan.data.encoded import open_corpus
+    from longspan.evaluation.likelihood import Tally, sliding_losses, stream_losses
+
+    where = machine(device, dtype, threads)
+    given = {"segment": segment, "memory": memory, "clamp": clamp, "same_length": same_length}
+    overrides = {name: value for name, value in given.items() if value is not None}
+    if sliding:
+        if lanes != 1:
+            raise ConfigError("--sliding reads a fresh window for every target; it has no --lanes")
+        overrides.pop("segment", None)  # the window may be longer than the segment the model was trained with
+    loaded = load_model(Path(model), overrides=overrides, device=where.device, dtype=where.dtype)
+    config = loaded.model.config
+    window = config.segment if segment is None else segment
+    text = open_corpus(data, split, loaded.tokenizer)
+    if sliding:
+        stretches = sliding_losses(loaded.model, text.ids, segment=window)
+    else:
+        stretches = stream_losses(loaded.model, text.ids, segment=window, lanes=lanes, starts=text.starts[1:])
+    began = time.perf_counter()
+    with _losses_file(losses, len(text.ids) - 1) as out:
+        tally = Tally(out)
+        for stretch in _watched(stretches, len(text.ids) - 1, quiet=json):
+            tally.add(stretch)
+    seconds = time.perf_counter() - began
+    facts: dict[str, Any] = {"tokens": len(text.ids), "scored": tally.count, "nats": tally.mean}
+    unit = loaded.tokenizer.unit
+    if unit == "word":
+        facts["bits_per_word"] = tally.bits
+    else:
+        facts[f"bits_per_{unit}"] = tally.bits
+    facts |= {
+        "perplexity": tally.perplexity,
+        "tokens_per_second": tally.count / max(seconds, 1e-9),
+        "segment": window,
+        "memory": getattr(config, "memory", 0),
+        "clamp": getattr(config, "clamp", 0),
+        "same_length": getattr(config, "same_length", False),
+        "lanes": lanes,
+        "sliding": sliding,
+    }
+    if json:
+        print_json(facts)
+    else:
+        print_rows(facts)
+
+
+@contextmanager
+def _losses_file(path: Path | None, count: int) -> "Iterator[NDArray[np.float32] | None]":
+    """An array on disk that takes its name only when it is whole."""
+    if path is None or count < 1:
+        yield None
+        return
+    import numpy as np
+
+    if not path.parent.is_dir() or path.is_dir():
+        raise ConfigError(f"--losses {path}: {path} is a folder, or there is no folder {path.parent}")
+    aside = path.parent / f".{path.name}.{os.getpid()}"
+    try:
+        array = np.lib.format.open_memmap(aside, mode="w+", dtype=np.float32, shape=(count,))
+        yield array
+        array.flush()
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _watched(stretches: "Iterator[Stretch]", total: int, quiet: bool) -> "Iterator[Stretch]":
+    """The same stretches, with progress on standard error where a person watches."""
+    if quiet or not sys.stderr.isatty():
+        yield from stretches
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
+
+    with Progress(
+        "scoring", BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), console=Console(stderr=True)
+    ) as bar:
+        task = bar.add_task("", total=total)
+        for stretch in stretches:
+            yield stretch
+            bar.advance(task, len(stretch.losses))

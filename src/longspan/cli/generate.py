@@ -1,0 +1,75 @@
+"""`longspan generate`: text that follows a prompt, streamed as it is written."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from longspan.cli.options import DeviceName, DtypeName, Model, Threads, machine
+from longspan.errors import ConfigError, DataError
+
+
+def generate(
+    model: Model,
+    source: Annotated[str, typer.Argument(metavar="[-]", help="- reads the prompt from standard input.")] = "",
+    prompt: Annotated[str | None, typer.Option("-p", "--prompt", help="The text to go on from.")] = None,
+    prompt_file: Annotated[Path | None, typer.Option("--prompt-file", help="A file with the text.")] = None,
+    count: Annotated[int, typer.Option("-n", "--tokens", help="How many tokens to write.")] = 200,
+    temp: Annotated[float, typer.Option("--temp", help="Temperature; 0 takes the likeliest token.")] = 1.0,
+    top_k: Annotated[int, typer.Option("--top-k", help="Only the k likeliest tokens; 0 is off.")] = 0,
+    top_p: Annotated[float, typer.Option("--top-p", help="Only the likeliest that make up p; 1 is off.")] = 1.0,
+    min_p: Annotated[
+        float, typer.Option("--min-p", help="Only tokens at least p times the likeliest; 0 is off.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", help="Same seed, same text.")] = 0,
+    save_state: Annotated[
+        Path | None, typer.Option("--save-state", help="Where to leave the state at the end.")
+    ] = None,
+    load_state: Annotated[Path | None, typer.Option("--load-state", help="A saved state to go on from.")] = None,
+    device: DeviceName = "auto",
+    dtype: DtypeName = "auto",
+    threads: Threads = 0,
+) -> None:
+    """Write text that follows a prompt."""
+    from longspan.generation.sampling import Sampling
+    from longspan.text_model import load
+
+    if count < 0:
+        raise ConfigError(f"-n {count} must not be negative")
+    sampling = Sampling(temp, top_k, top_p, min_p)
+    text = _prompt(source, prompt, prompt_file)
+    where = machine(device, dtype, threads)
+    loaded = load(model, device=where.device, dtype=where.dtype)
+    session = loaded.session(text, seed=seed % 2**63, state=load_state)
+    if text:
+        _put(text.decode("utf-8", errors="replace"))
+    try:
+        for piece in loaded.stream(session, count, sampling):
+            _put(piece)
+    finally:
+        _put("\n")
+        if save_state is not None:
+            loaded.save_session(session, save_state)
+
+
+def _put(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _prompt(source: str, prompt: str | None, prompt_file: Path | None) -> bytes:
+    """The prompt from the one place it was given."""
+    given = [name for name, there in (("-p", prompt), ("--prompt-file", prompt_file), ("-", source)) if there]
+    if len(given) > 1:
+        raise ConfigError(f"the prompt was given twice, by {' and '.join(given)}; use one of them")
+    if source == "-":
+        return sys.stdin.buffer.read()
+    if source:
+        raise ConfigError(f"{source!r} is no prompt; write -p {source!r}, or - for standard input")
+    if prompt_file is not None:
+        try:
+            return prompt_file.read_bytes()
+        except OSError as error:
+            raise DataError(f"the prompt {prompt_file} cannot be read: {error.strerror}") from None
+    return (prompt or "").encode("utf-8", errors="surrogateescape")

@@ -1,0 +1,88 @@
+"""The `longspan` command and how its errors reach a person: one sentence on standard error, exit code 2."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from longspan import __version__
+from longspan.cli import convert, data, evaluate, generate, init, train
+from longspan.errors import LongspanError
+
+app = typer.Typer(
+    name="longspan",
+    help="Language models that remember beyond their window.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(asked: bool) -> bool:
+    if asked:
+        print(f"longspan {__version__}")
+        raise typer.Exit
+    return asked
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("init")(init.init)
+app.command("info")(init.info)
+app.command("families")(init.families)
+app.command("import")(convert.import_model)
+app.command("train")(train.train)
+app.command("eval")(evaluate.evaluate)
+app.command("generate")(generate.generate)
+app.add_typer(data.app, name="data")
+
+
+def run(args: Sequence[str] | None = None) -> int:
+    """The exit code of one command line: 0, 2 for what the caller can mend, 130 where it was interrupted."""
+    try:
+        code = typer.main.get_command(app).main(
+            args=None if args is None else list(args), prog_name="longspan", standalone_mode=False
+        )
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except LongspanError as error:
+        return _tell(str(error))
+    except KeyboardInterrupt:
+        return _tell("interrupted", 130)
+    except BrokenPipeError:
+        # The reader went away (`| head`): nothing is wrong, and Python must not complain at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        return _tell(f"{error.filename or 'a file'}: {error.strerror or error}")
+    except Exception as error:
+        # typer carries its own copy of click or uses the installed one: a usage error is known by what it can do.
+        if isinstance(error, typer.Abort):
+            return _tell("interrupted", 130)
+        if not hasattr(error, "format_message"):
+            raise
+        return _tell(error.format_message())
+
+
+def _tell(sentence: str, code: int = 2) -> int:
+    line = " ".join(sentence.splitlines())  # a name may hold a line break
+    print(f"longspan: {line}", file=sys.stderr)
+    return code
+
+
+def main() -> None:
+    sys.exit(run())
+
+
+if __name__ == "__main__":
+    main()

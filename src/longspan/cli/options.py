@@ -1,0 +1,86 @@
+"""Options that every verb has, and what they mean on this machine."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from longspan.errors import ConfigError, DeviceError, UnknownNameError
+
+if TYPE_CHECKING:
+    import torch
+
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder, or the folder of a training run.")]
+Set = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="A key of the config, for example model.memory=640.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else.")]
+DeviceName = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+DtypeName = Annotated[
+    str, typer.Option("--dtype", help="auto (float32 on a CPU, bfloat16 on CUDA), float32, bfloat16 or float64.")
+]
+Threads = Annotated[int, typer.Option("--threads", help="CPU threads; 0 leaves the choice to torch.")]
+
+DTYPES = ("auto", "float32", "bfloat16", "float64")
+
+
+@dataclass(frozen=True)
+class Machine:
+    device: "torch.device"
+    dtype: "torch.dtype"
+
+
+def machine(device: str, dtype: str, threads: int) -> Machine:
+    """The device and precision asked for, or an error that says what this machine has."""
+    import torch
+
+    if threads < 0:
+        raise ConfigError(f"--threads {threads} must not be negative; 0 leaves the choice to torch")
+    if threads:
+        torch.set_num_threads(min(threads, 1024))
+    if dtype not in DTYPES:
+        raise UnknownNameError("precision", dtype, DTYPES)
+    where = _device(device)
+    if dtype == "auto":
+        return Machine(where, torch.bfloat16 if where.type == "cuda" else torch.float32)
+    if where.type == "cpu" and dtype == "bfloat16":
+        raise DeviceError(
+            "--dtype bfloat16 is hundreds of times slower on a CPU than float32; leave it out, or use --device cuda"
+        )
+    return Machine(where, getattr(torch, dtype))
+
+
+def _device(name: str) -> "torch.device":
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not (index.isascii() and index.isdigit() and len(index) < 4)):
+        raise UnknownNameError("device", name, ["auto", "cpu", "cuda", "cuda:0"])
+    if kind == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if int(index or 0) >= count:
+        raise DeviceError(
+            f"there is no device {name!r} on this machine, which has {count} CUDA devices; use --device cpu"
+        )
+    return torch.device("cuda", int(index or 0))
+
+
+def print_json(values: dict[str, Any]) -> None:
+    """One object on standard output; numbers JSON cannot hold become null."""
+    clean = {k: None if isinstance(v, float) and not abs(v) < float("inf") else v for k, v in values.items()}
+    json.dump(clean, sys.stdout, ensure_ascii=False)
+    sys.stdout.write("\n")
+
+
+def print_rows(rows: dict[str, Any]) -> None:
+    """Names and values, aligned."""
+    width = max(len(name) for name in rows)
+    for name, value in rows.items():
+        shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value
+        print(f"{name:<{width}}  {f'{value:.4f}' if isinstance(value, float) else shown}")

@@ -1,0 +1,74 @@
+"""`longspan train`: from a recipe and a text to a trained model."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from longspan.cli.options import DeviceName, DtypeName, Set, Threads, machine, print_rows
+from longspan.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from longspan.training.recipe import Recipe
+
+
+def train(
+    recipe: Annotated[
+        str | None, typer.Option("--recipe", metavar="NAME|FILE", help="tiny is one to begin with.")
+    ] = None,
+    data: Annotated[str | None, typer.Option("--data", metavar="NAME|PATH", help="A corpus, file or folder.")] = None,
+    set_: Set = [],  # noqa: B006 (typer copies it)
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The folder of the run.")] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option("--resume", metavar="auto|PATH", help="Go on from the newest checkpoint of --out, or from PATH."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of weights and dropout.")] = None,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Print the resolved recipe and stop.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Measure a few steps, tell the cost, write nothing.")
+    ] = False,
+    device: DeviceName = "auto",
+    dtype: DtypeName = "auto",
+    threads: Threads = 0,
+) -> None:
+    """Train a model on a text."""
+    from longspan.training import run
+
+    where = machine(device, dtype, threads)
+    overrides = [*set_, *([f"training.precision={dtype}"] if dtype != "auto" else [])]
+    chosen = run.resolve(recipe, overrides, data=data, out=out, seed=seed)
+    if print_config:
+        sys.stdout.write(chosen.to_toml())
+        return
+    if dry_run:
+        _tell_cost(chosen, where.device)
+        return
+    if out is None:
+        raise ConfigError("--out is missing; give the name of a folder for the run")
+    outcome = run.train(chosen, out, resume=resume, device=where.device)
+    print(outcome.sentence, file=sys.stderr if outcome.interrupted else sys.stdout)
+    if outcome.interrupted is not None:
+        raise typer.Exit(128 + int(outcome.interrupted))
+
+
+def _tell_cost(recipe: "Recipe", device: "torch.device") -> None:
+    from longspan.training.dry_run import dry_run
+    from longspan.training.run import open_text
+
+    cost = dry_run(recipe, open_text(recipe, "train"), device)
+    minutes, seconds = divmod(round(cost.seconds), 60)
+    print_rows(
+        {
+            "parameters": cost.parameters,
+            "tokens per step": cost.tokens_per_step,
+            "steps per pass": cost.steps_per_pass,
+            "tokens per pass": cost.tokens_per_pass,
+            "memory": f"{cost.memory_bytes / 2**30:.2f} GiB",
+            "tokens per second": round(cost.tokens_per_second),
+            "time": f"{minutes} min {seconds} s, validation and saving aside",
+        }
+    )

@@ -1,0 +1,1 @@
+"""Writing: choosing tokens, and sessions that carry a stream on."""

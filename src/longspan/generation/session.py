@@ -1,0 +1,68 @@
+"""A session: one stream, read and written a token at a time, in constant memory however long it grows."""
+
+import codecs
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from longspan.contract import LanguageModel, State
+from longspan.errors import DataError, StateError
+from longspan.generation.sampling import Sampling
+
+
+class Session:
+    """Reads prompts and writes tokens. The last token read or written waits in `pending` until it is stepped on."""
+
+    def __init__(self, model: LanguageModel, *, seed: int = 0, known: int | None = None) -> None:
+        """`known` is how many tokens can be written, where the model scores more than its tokenizer has."""
+        self.model, self.known = model, known
+        self.device = next(model.parameters()).device
+        self.decoder = model.decoder()
+        self.pending: int | None = None
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+
+    def restore(self, state: State, pending: int) -> None:
+        """Go on where a saved session stopped."""
+        if state.batch != 1:
+            raise StateError(f"this state has {state.batch} rows; a session reads one stream")
+        if not 0 <= pending < self.model.config.vocabulary:
+            raise StateError(
+                f"this state waits at token {pending}; the model knows 0 to {self.model.config.vocabulary - 1}"
+            )
+        self.decoder, self.pending = self.model.decoder(state.to(self.device)), pending
+
+    def read(self, ids: Sequence[int]) -> None:
+        """Take in a text of any length, a segment at a time."""
+        if not len(ids):
+            return
+        waiting = [] if self.pending is None else [self.pending]
+        tokens = torch.tensor([*waiting, *(int(i) for i in ids)], device=self.device)
+        if int(tokens.max()) >= self.model.config.vocabulary:
+            raise DataError(
+                f"the text holds token {int(tokens.max())}; this model knows 0 to {self.model.config.vocabulary - 1}"
+            )
+        if len(tokens) > 1:
+            self.decoder.read(tokens[None, :-1])
+        self.pending = int(tokens[-1])
+
+    def write(self, count: int, sampling: Sampling) -> Iterator[int]:
+        """`count` tokens, each as soon as it is chosen."""
+        if self.pending is None:
+            raise StateError("nothing has been read yet; give a prompt or a saved state first")
+        for _ in range(count):
+            logits = self.decoder.step(torch.tensor([self.pending], device=self.device))
+            self.pending = int(sampling.choose(logits[:, : self.known], self.generator))
+            yield self.pending
+
+
+class TextStream:
+    """Bytes in, text out: bytes that do not yet make a character are held back until they do."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, data: bytes) -> str:
+        return self._decoder.decode(data)
+
+    def close(self) -> str:
+        return self._decoder.decode(b"", final=True)

@@ -1,0 +1,107 @@
+"""`longspan eval`, against losses computed by hand from the model it evaluates."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import longspan
+
+from .conftest import Cli
+
+FACTS = ["tokens", "nats", "bits_per_byte", "perplexity", "tokens_per_second", "segment", "memory", "clamp"]
+FACTS += ["same_length", "lanes"]
+
+
+def expected(data: bytes, segment: int, **settings) -> np.ndarray:
+    model = longspan.load("m", **settings)
+    ids = torch.tensor(list(data))[None]
+    state, pieces = model.initial_state(1), []
+    with torch.no_grad():
+        for a in range(0, ids.shape[1] - 1, segment):
+            losses, state = model.losses(ids[:, a:-1][:, :segment], ids[:, a + 1 :][:, :segment], state)
+            pieces.append(losses[0])
+    return torch.cat(pieces).numpy()
+
+
+@pytest.mark.parametrize(
+    ("flags", "segment", "settings"),
+    [
+        ([], 16, {}),
+        (["--segment", 7], 7, {}),
+        (["--memory", 5, "--clamp", 3], 16, {"memory": 5, "clamp": 3}),
+        (["--same-length"], 16, {"same_length": True}),
+        (["--same-length", "--memory", 9, "--segment", 50], 50, {"same_length": True, "memory": 9}),
+        (["--memory", 0], 16, {"memory": 0}),
+    ],
+)
+def test_losses_and_facts(cli: Cli, model: Path, text: Path, flags, segment, settings) -> None:
+    result = cli("eval", model, "--data", text, "--json", "--losses", "l.npy", *flags)
+    assert (result.code, result.err) == (0, "")
+    wanted, found, facts = expected(text.read_bytes(), segment, **settings), np.load("l.npy"), result.json
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    assert set(FACTS) <= set(facts)
+    assert facts["tokens"] == len(text.read_bytes()) == len(found) + 1
+    assert math.isclose(facts["nats"], wanted.mean(dtype=np.float64), rel_tol=1e-5)
+    assert math.isclose(facts["bits_per_byte"], facts["nats"] / math.log(2), rel_tol=1e-9)
+    assert math.isclose(facts["perplexity"], math.exp(facts["nats"]), rel_tol=1e-9)
+    assert facts["segment"] == segment
+    for name, value in settings.items():
+        assert facts[name] == value
+
+
+def test_sliding_and_lanes(cli: Cli, model: Path, text: Path) -> None:
+    sliding = cli("eval", model, "--data", text, "--sliding", "--segment", 9, "--json", "--losses", "s.npy").json
+    assert sliding["segment"] == 9
+    data, net = text.read_bytes(), longspan.load("m")
+    with torch.no_grad():
+        logits, _ = net(torch.tensor(list(data[91:100]))[None])
+    assert math.isclose(np.load("s.npy")[99], float(-logits[0, -1].log_softmax(-1)[data[100]]), abs_tol=1e-5)
+    lanes = cli("eval", model, "--data", text, "--lanes", 4, "--json").json
+    assert (lanes["lanes"], lanes["tokens"]) == (4, len(data))
+
+
+def test_a_split_of_a_file(cli: Cli, model: Path, text: Path) -> None:
+    whole = cli("eval", model, "--data", text, "--json").json["tokens"]
+    parts = [
+        cli("eval", model, "--data", text, "--split", name, "--json").json["tokens"]
+        for name in ("train", "valid", "test")
+    ]
+    assert sum(parts) == whole > parts[0] > parts[1] > 0
+
+
+def test_people_get_a_table(cli: Cli, model: Path, text: Path) -> None:
+    result = cli("eval", model, "--data", text)
+    assert result.code == 0
+    assert "bits_per_byte" in result.out
+
+
+def test_wrong_use_is_one_sentence(cli: Cli, model: Path, text: Path) -> None:
+    Path("empty.txt").write_bytes(b"")
+    Path("one.txt").write_bytes(b"a")
+    cli("eval", model, "--data", "nowhere.txt").refused("nowhere.txt")
+    cli("eval", model, "--data", "empty.txt").refused("empty.txt")
+    cli("eval", model, "--data", "one.txt").refused("at least 2")
+    cli("eval", "nowhere", "--data", text).refused("nowhere")
+    cli("eval", text, "--data", text).refused("text.txt")
+    cli("eval", model, "--data", text, "--same-length", "--memory", 0).refused("memory=0")
+    cli("eval", model, "--data", text, "--memory", -1).refused("memory=-1")
+    cli("eval", model, "--data", text, "--segment", 0).refused("segment")
+    cli("eval", model, "--data", text, "--lanes", 0).refused("lanes")
+    cli("eval", model, "--data", text, "--lanes", 3, "--sliding").refused("lanes")
+    cli("eval", model, "--data", text, "--losses", "no/such/l.npy").refused("no/such")
+    cli("eval", model, "--data", text, "--device", "cuda").refused("cuda")
+    cli("eval", model, "--data", text, "--device", "gpu").refused("device", "gpu")
+    cli("eval", model, "--data", text, "--dtype", "bfloat16").refused("bfloat16")
+    cli("eval", model, "--data", text, "--split", "tset").refused("test")
+    cli("eval", model).refused("--data")
+    assert not list(Path().glob("*.npy"))
+
+
+def test_a_family_without_memory_says_so(cli: Cli, text: Path) -> None:
+    assert cli("init", "--family", "vanilla", "--set", "model.layers=1", "--set", "model.width=32", "v").code == 0
+    assert cli("eval", "v", "--data", text, "--json").json["memory"] == 0
+    cli("eval", "v", "--data", text, "--memory", 10).refused("model.memory")

@@ -1,0 +1,82 @@
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+import longspan
+
+from .conftest import Cli
+
+
+def test_same_seed_same_text(cli: Cli, model: Path) -> None:
+    a, b = (cli("generate", model, "-p", "It was", "-n", 30, "--seed", 3) for _ in range(2))
+    c = cli("generate", model, "-p", "It was", "-n", 30, "--seed", 4)
+    assert a.code == 0
+    assert a.out.startswith("It was")
+    assert a.out == b.out != c.out
+    assert longspan.load(model).generate("It was", 30, seed=3) == a.out.removeprefix("It was").removesuffix("\n")
+
+
+def test_prompts_from_anywhere(cli: Cli, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than the memory; from a file, from standard input, from the command line."""
+    from_file = cli("generate", model, "--prompt-file", text, "-n", 20, "--temp", 0)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.read_bytes())))
+    from_stdin = cli("generate", model, "-", "-n", 20, "--temp", 0)
+    assert from_file.code == 0
+    assert from_file.out == from_stdin.out == cli("generate", model, "-p", text.read_text(), "-n", 20, "--temp", 0).out
+    assert cli("generate", model, "-n", 5).code == 0
+
+
+@pytest.mark.parametrize("family", ["transformer-xl", "vanilla"])
+def test_a_saved_state_goes_on(cli: Cli, family: str) -> None:
+    cli(
+        "init",
+        "--family",
+        family,
+        "--set",
+        "model.layers=1",
+        "--set",
+        "model.width=32",
+        "--set",
+        "model.segment=8",
+        "g",
+    )
+    whole = cli("generate", "g", "-p", "abc", "-n", 40, "--temp", 0).out
+    first = cli("generate", "g", "-p", "abc", "-n", 25, "--temp", 0, "--save-state", "s.state").out
+    second = cli("generate", "g", "-n", 15, "--temp", 0, "--load-state", "s.state").out
+    model = longspan.load("g")
+    assert model.generate("abc", 40, temperature=0.0) == whole.removeprefix("abc").removesuffix("\n")
+    assert len(first) >= 28
+    # Bytes that make no UTF-8 are shown as replacement characters, so the pieces are compared by their length.
+    assert len(whole) >= len(second)
+
+
+def test_a_state_is_refused_by_another_model(cli: Cli, model: Path) -> None:
+    cli("generate", model, "-p", "abc", "-n", 5, "--save-state", "s.state")
+    cli("init", "--set", "model.layers=1", "--seed", 9, "other")
+    cli("generate", "other", "-n", 5, "--load-state", "s.state").refused("s.state")
+    Path("broken.state").write_bytes(Path("s.state").read_bytes()[:-7])
+    cli("generate", model, "-n", 5, "--load-state", "broken.state").refused("broken.state")
+    cli("generate", model, "-n", 5, "--load-state", "none.state").refused("none.state")
+
+
+def test_wrong_use_is_one_sentence(cli: Cli, model: Path, text: Path) -> None:
+    cli("generate", model, "--temp", -1).refused("--temp")
+    cli("generate", model, "--temp", "hot").refused("--temp")
+    cli("generate", model, "--top-p", 0).refused("--top-p")
+    cli("generate", model, "--min-p", 2).refused("--min-p")
+    cli("generate", model, "--top-k", -1).refused("--top-k")
+    cli("generate", model, "-n", -1).refused("-n")
+    cli("generate", model, "-p", "a", "--prompt-file", text).refused("twice")
+    cli("generate", model, "--prompt-file", "none.txt").refused("none.txt")
+    cli("generate", model, "words").refused("words")
+    cli("generate", "nowhere", "-p", "a").refused("nowhere")
+
+
+def test_characters_a_model_does_not_know(cli: Cli) -> None:
+    cli("init", "--tokens", "characters", "--set", "model.vocabulary=128", "--set", "model.layers=1", "ascii")
+    assert cli("generate", "ascii", "-p", "plain", "-n", 5).code == 0
+    cli("generate", "ascii", "-p", "naïve", "-n", 5).refused("ï")
+    Path("latin.txt").write_bytes("naïve".encode("latin-1"))
+    cli("eval", "ascii", "--data", "latin.txt").refused("UTF-8")

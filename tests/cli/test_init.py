@@ -1,0 +1,125 @@
+"""`init`, `info`, `families`, `import`, help; and the list of keys, frozen."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+import longspan
+from longspan.cli.keys import MODEL_KEYS
+from longspan.config import keys
+from longspan.models.families import FAMILIES
+
+from .conftest import Cli
+
+FIXTURES = Path(__file__).parents[1] / "parity" / "fixtures"
+
+
+def test_the_keys_are_those_of_the_families_and_help_lists_them(cli: Cli) -> None:
+    known = {key for family in FAMILIES.values() for key in keys(family.Config)}
+    assert set(MODEL_KEYS) == known
+    shown = cli("init", "--help").out
+    assert all(f"model.{key}" in shown for key in known)
+
+
+def test_the_list_of_keys_is_frozen() -> None:
+    """A key is a promise: adding one is a decision, and this line is where it is taken."""
+    promised = (
+        "activation attention_dropout clamp cutoffs div_val dropout embedding_width final_norm head_width heads inner "
+        "layers max_distance memory norm position same_length segment shared_biases tie_embedding tie_projections "
+        "vocabulary width"
+    )
+    assert sorted(MODEL_KEYS) == promised.split()
+
+
+def test_info_counts(cli: Cli, model: Path) -> None:
+    facts = cli("info", model, "--json").json
+    assert facts["parameters"] == sum(facts["parts"].values())
+    assert facts["state_bytes_per_row"] == 2 * 2 * 40 * 32 * 4
+    assert facts["reach"] == 2 * 40 + 15 + 8  # hops end at positions 24 and 8 of their segments: 55 + 48
+    assert facts["config"]["memory"] == 40
+    assert cli("info", model).code == 0
+
+
+def test_families_lists_them(cli: Cli) -> None:
+    assert set(cli("families", "--json").json["families"]) == set(FAMILIES)
+    assert "transformer-xl" in cli("families").out
+
+
+def test_a_model_folder_and_its_card(cli: Cli, model: Path) -> None:
+    assert {p.name for p in model.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json", "README.md"}
+    assert json.loads((model / "config.json").read_text())["format"] == 1
+    cli("init", "m").refused("m")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--family", "transformerxl", "x"], ["did you mean 'transformer-xl'"]),
+        (["--set", "model.memroy=3", "x"], ["did you mean 'model.memory'"]),
+        (["--set", "memory=3", "x"], ["model.memory"]),
+        (["--set", "model.memory", "x"], ["key=value"]),
+        (["--set", "model.layers=two", "x"], ["model.layers", "whole number"]),
+        (["--set", "model.width=17", "--set", "model.heads=2", "x"], ["17", "16 or 18"]),
+        (["--set", "model.norm=middle", "x"], ["model.norm"]),
+        (["--family", "vanilla", "--set", "model.memory=3", "x"], ["model.memory"]),
+        (["--tokens", "none.txt", "x"], ["none.txt"]),
+        (["--threads", "-1", "x"], ["--threads"]),
+        (["--device", "cuda:7", "x"], ["cuda:7"]),
+        (["--dtype", "float8", "x"], ["float8"]),
+        ([], ["OUT"]),
+    ],
+)
+def test_wrong_use_is_one_sentence_and_leaves_nothing(cli: Cli, args: list[str], words: list[str]) -> None:
+    cli("init", *args).refused(*words)
+    assert not Path("x").exists()
+
+
+@pytest.mark.parametrize("name", ["plain", "same_length", "adaptive_div4", "pickled", "pickled_legacy"])
+def test_import_and_score_as_the_package_does(cli: Cli, name: str) -> None:
+    """Through the command line: a text of the fixture's tokens, in the segments it was made with."""
+    same_as = {"pickled": "adaptive_div4", "pickled_legacy": "tied"}.get(name, name)
+    expected = load_file(FIXTURES / same_as / "expected.safetensors")
+    assert cli("import", FIXTURES / name, "i", "--tokens", "bytes").code == 0
+    Path("t.bin").write_bytes(bytes(expected["tokens"][0].tolist()))
+    result = cli("eval", "i", "--data", "t.bin", "--segment", int(expected["segment"]), "--losses", "l.npy")
+    assert result.code == 0, result.err
+    np.testing.assert_allclose(np.load("l.npy"), expected["losses"][0].numpy(), atol=1e-5)
+
+
+def test_import_of_the_authors_state_dict_and_a_vocabulary(cli: Cli) -> None:
+    folder = FIXTURES / "authors"
+    expected = load_file(FIXTURES / "adaptive_div4" / "expected.safetensors")
+    count = json.loads((folder / "config.json").read_text())["vocab_size"]
+    Path("vocab.txt").write_text("".join(f"word{i}\n" for i in range(count)))
+    result = cli("import", folder / "model.pt", "a", "--tokens", "vocab.txt", "--config", folder / "config.json")
+    assert result.code == 0, result.err
+    model = longspan.load("a")
+    score = model.model.losses(expected["tokens"][:, :8], expected["tokens"][:, 1:9])[0]
+    np.testing.assert_allclose(score.detach().numpy(), expected["losses"][:, :8].numpy(), atol=1e-5)
+    Path("short.txt").write_text("a\nb\n")
+    cli("import", folder / "model.pt", "b", "--tokens", "short.txt", "--config", folder / "config.json").refused(
+        "short.txt"
+    )
+    cli("import", folder / "model.pt", "b", "--tokens", "vocab.txt").refused("--config")
+    cli("import", "nowhere", "b", "--tokens", "bytes").refused("nowhere")
+    assert not Path("b").exists()
+
+
+def test_help_answers_within_a_second() -> None:
+    """Best of three: the machine may be busy, the imports may not."""
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        done = subprocess.run([sys.executable, "-m", "longspan.cli.main", "--help"], capture_output=True, check=True)
+        subprocess.run(
+            [sys.executable, "-c", "import longspan.cli.main, sys; assert 'torch' not in sys.modules"], check=True
+        )
+        seconds.append((time.perf_counter() - began) / 2)
+        assert done.returncode == 0
+    assert min(seconds) < 1

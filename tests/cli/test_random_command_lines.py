@@ -1,0 +1,124 @@
+"""Whatever is typed: an exit code of 0 or 2, one sentence where it is 2, never a traceback."""
+
+import io
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from .conftest import Cli
+
+VERBS = ["init", "info", "families", "import", "eval", "generate", "data", "recipes", "train", "", "evla", "--help"]
+WORDS = ["m", "v", "text.txt", "empty.txt", "folder", "broken", "nowhere", "-", "", "..", "/", "\x01", "ünï", "x" * 300]
+WORDS += ["stdlib", "enwik8", "list", "get", "--", "a\nb", "tiny", "/dev/null", "m/config.json", "saved.state"]
+NUMBERS = ["0", "1", "7", "-1", "3.5", "1e3", "nan", "inf", "", "999", "-0", "0x10", "true", "１", str(2**70)]
+KEYS = ["layers", "width", "heads", "memory", "clamp", "same_length", "norm", "cutoffs", "div_val", "dropout", "widht"]
+VALUES = [
+    "1",
+    "8",
+    "0",
+    "-3",
+    "true",
+    "pre",
+    "[3,5]",
+    "[",
+    "",
+    "0.5",
+    "nan",
+    '"x"',
+    "{a=1}",
+    "1979-05-27",
+    "shaw",
+    "=",
+    "." * 9,
+]
+FLAGS = {
+    verb: flags.split()
+    for verb, flags in {
+        "eval": "--data --split --segment --memory --clamp --same-length --no-same-length --sliding --lanes --losses",
+        "generate": "-p --prompt-file -n --temp --top-k --top-p --min-p --seed --save-state --load-state",
+        "init": "--family --set --tokens --seed",
+        "import": "--tokens --config",
+        "info": "--json",
+        "families": "--json",
+        "data": "--from --json",
+        "train": "--recipe --data --set --print-config --seed --resume",
+    }.items()
+}
+COMMON = ["--device", "--dtype", "--threads", "--help", "--version", "--nonsense"]
+SWITCHES = {"--json", "--sliding", "--same-length", "--no-same-length", "--help", "--version", "--print-config"}
+
+
+def value(flag: str, draw: random.Random) -> str:
+    if flag == "--set":
+        prefix = draw.choice(["model.", "model.", "model.", "", "training.", ".", "model.model."])
+        return f"{prefix}{draw.choice(KEYS)}{draw.choice(['=', '=', '=', ''])}{draw.choice(VALUES)}"
+    if flag == "--data":
+        return draw.choice(["text.txt", "text.txt", *WORDS]).replace("stdlib", "text.txt")
+    if flag in ("--losses", "--save-state"):
+        return draw.choice(["out.bin", "no/where.npy", "folder", ""])
+    if flag == "-n":
+        return draw.choice(["0", "1", "7", "-1", "x"])
+    if flag == "--threads":
+        return draw.choice(["0", "1", "-1", "x"])
+    return draw.choice(
+        draw.choice([WORDS, NUMBERS, ["cpu", "cuda", "auto", "bytes", "float32", "vanilla", "transformer-xl"]])
+    )
+
+
+def command_line(draw: random.Random) -> list[str]:
+    verb = draw.choice(VERBS)
+    line = [verb] if verb else []
+    line += [draw.choice(["m", "m", *WORDS]) for _ in range(draw.choice([0, 1, 1, 1, 2, 3]))]
+    flags = FLAGS.get(verb, []) + COMMON
+    if verb == "eval" and draw.random() < 0.8:
+        line += ["--data", "text.txt"]
+    if verb == "generate":
+        line += ["-n", "3"]
+    for flag in draw.choices(flags, k=draw.choice([0, 1, 1, 2, 3, 5])):
+        line += [flag] if flag in SWITCHES else [flag, value(flag, draw)]
+    if verb == "train":
+        line += ["--print-config"]
+    if draw.random() < 0.1:
+        draw.shuffle(line)
+    return line
+
+
+@pytest.fixture
+def place(cli: Cli, model: Path, text: Path, tmp_path: Path) -> Path:
+    """A folder with good and bad things in it; the text short, so that a line that is right is quick."""
+    text.write_bytes(text.read_bytes()[:90])
+    Path("empty.txt").write_bytes(b"")
+    Path("folder").mkdir()
+    shutil.copytree("m", "broken")
+    Path("broken/model.safetensors").write_bytes(b"not weights")
+    cli("init", "--family", "vanilla", "--set", "model.layers=1", "--set", "model.width=8", "v")
+    cli("generate", "m", "-n", 2, "--save-state", "saved.state")
+    return tmp_path
+
+
+def runs_of(count: int) -> list[int]:
+    return list(range(0, count, 250))
+
+
+@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in runs_of(2000)[1:])])
+def test_no_command_line_ends_in_a_traceback(
+    cli: Cli, place: Path, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    kept = {p.name for p in place.iterdir()}
+    for seed in range(first, first + 250):
+        line = command_line(random.Random(seed))
+        result = cli(*line)
+        assert result.code in (0, 2), (line, result)
+        assert "Traceback" not in result.out + result.err, line
+        if result.code == 2:
+            assert result.err.startswith("longspan: "), (line, result.err)
+            assert result.err.count("\n") == 1, (line, result.err)
+            made = {p.name for p in place.iterdir()} - kept
+            half = {name for name in made if name.startswith(".")}
+            assert not half, (line, half)
+        for path in place.iterdir():
+            if path.name not in kept:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -1,0 +1,48 @@
+"""Chances by hand, and what is drawn against them."""
+
+import pytest
+import torch
+
+from longspan.errors import ConfigError
+from longspan.generation.sampling import Sampling
+
+LOGITS = torch.log(torch.tensor([[0.5, 0.25, 0.15, 0.1]]))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        (Sampling(), [0.5, 0.25, 0.15, 0.1]),
+        (Sampling(temperature=0.5), [0.25, 0.0625, 0.0225, 0.01]),
+        (Sampling(top_k=2), [0.5, 0.25, 0, 0]),
+        (Sampling(top_p=0.5), [0.5, 0, 0, 0]),
+        (Sampling(top_p=0.6), [0.5, 0.25, 0, 0]),
+        (Sampling(top_p=0.9), [0.5, 0.25, 0.15, 0]),
+        (Sampling(min_p=0.25), [0.5, 0.25, 0.15, 0]),
+        (Sampling(top_k=3, min_p=0.4), [0.5, 0.25, 0, 0]),
+        (Sampling(top_k=99), [0.5, 0.25, 0.15, 0.1]),
+        (Sampling(top_p=1e-9), [1, 0, 0, 0]),
+        (Sampling(temperature=1e-6), [1, 0, 0, 0]),
+    ],
+)
+def test_chances(sampling: Sampling, expected: list[float]) -> None:
+    wanted = torch.tensor([expected]) / sum(expected)
+    torch.testing.assert_close(sampling.probabilities(LOGITS), wanted, rtol=0, atol=1e-6)
+
+
+def test_draws_follow_the_chances() -> None:
+    generator = torch.Generator().manual_seed(1)
+    drawn = Sampling(top_k=3).choose(LOGITS.expand(20_000, 4), generator)
+    share = torch.bincount(drawn, minlength=4) / 20_000
+    torch.testing.assert_close(share, torch.tensor([0.5, 0.25, 0.15, 0]) / 0.9, rtol=0, atol=0.015)
+
+
+def test_temperature_zero_takes_the_likeliest_whatever_the_seed() -> None:
+    assert {int(Sampling(temperature=0).choose(LOGITS, torch.Generator().manual_seed(s))) for s in range(9)} == {0}
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": -1}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0},
+                                   {"top_p": 1.1}, {"min_p": -0.1}, {"min_p": 2}])  # fmt: skip
+def test_wrong_settings_are_told(wrong: dict) -> None:
+    with pytest.raises(ConfigError, match="must"):
+        Sampling(**wrong)

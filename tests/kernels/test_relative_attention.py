@@ -7,7 +7,7 @@ import torch
 
 from longspan.errors import UnknownNameError
 from longspan.kernels.causal_attention import causal_attention
-from longspan.kernels.relative_attention import FORMS, forced, reference, relative_attention, skewed
+from longspan.kernels.relative_attention import forced, reference, relative_attention, skewed
 
 Inputs = dict[str, torch.Tensor]
 
@@ -99,7 +99,7 @@ def test_position_scores_are_a_view_and_hide_the_future() -> None:
     assert torch.equal(slid[0, 0] == -math.inf, gap < 0)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["reference", "skewed"])
 def test_dropout_keeps_the_mean_and_drops_whole_weights(form: str) -> None:
     """With values one-hot over keys the output is the dropped weights themselves."""
     torch.manual_seed(3)

@@ -1,17 +1,27 @@
 """Relative attention: the definition and its fast forms, and the one entry that chooses."""
 
+import importlib.util
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import torch
+
 from longspan.errors import UnknownNameError
-from longspan.kernels.relative_attention import reference, skewed
+from longspan.kernels.relative_attention import fused, reference, skewed
 from longspan.shapes import Float, Int, Tensor
 
 FORMS: dict[str, Callable[..., Tensor]] = {
     "reference": reference.relative_attention,
     "skewed": skewed.relative_attention,
+    "fused": fused.relative_attention,
 }
 _forced: list[str] = []
+# Triton compiles its launchers with the machine's C compiler: without one there is no Triton. Looked up once, since a
+# compiled model cannot look things up.
+_COMPILER = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang") or shutil.which("cc")
+_TRITON_WORKS = importlib.util.find_spec("triton") is not None and _COMPILER is not None
 
 
 @contextmanager
@@ -39,5 +49,11 @@ def relative_attention(
     dropout: float = 0.0,
 ) -> Float[Tensor, "B H L D"]:
     """As `reference.relative_attention` defines it, in the fastest form this device has."""
-    form = _forced[-1] if _forced else "skewed"
+    form = _forced[-1] if _forced else _fastest(query)
     return FORMS[form](query, key, value, distance, u, w, window=window, first_key=first_key, dropout=dropout)
+
+
+def _fastest(query: Float[Tensor, "B H L D"]) -> str:
+    """Fused where Triton can build it. One query has nothing to slide; torch's own attention is at its best there."""
+    fits = query.dtype in (torch.bfloat16, torch.float32) and query.shape[2] > 1 and 32 <= query.shape[3] <= 128
+    return "fused" if query.is_cuda and fits and _TRITON_WORKS else "skewed"

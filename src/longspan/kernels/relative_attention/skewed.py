@@ -27,7 +27,7 @@ def relative_attention(
     """As `reference.relative_attention` defines it."""
     scale = query.shape[-1] ** -0.5
     position = position_scores((query + w[:, None]) * scale, distance, key.shape[2], window)
-    if first_key is not None and (first_key.is_cuda or bool(first_key.max() > 0)):
+    if first_key is not None and (first_key.is_cuda or torch.compiler.is_compiling() or bool(first_key.max() > 0)):
         hidden = torch.arange(key.shape[2], device=key.device) < first_key[:, None, :, None]
         position = position.masked_fill(hidden, float("-inf"))
     if not (torch.is_grad_enabled() and position.requires_grad) and dropout == 0.0:

@@ -1,0 +1,235 @@
+"""Relative attention in one pass over the keys (Triton): no [L, K] matrix is ever held outside a tile.
+
+The position term costs one product more per tile than plain attention, and sliding it from distances to keys
+(fused_slide.py). Sums run in a fixed order but for one: the gradient of the position table, which every row of the
+batch and every block of queries adds to, uses float32 atomics.
+"""
+
+# ruff: noqa: ARG001 (the shapes of a custom operation are told with all of its arguments)
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from longspan.shapes import Float, Int, Tensor
+
+LOG2E = 1.4426950408889634
+
+
+def relative_attention(
+    query: Float[Tensor, "B H L D"],
+    key: Float[Tensor, "B H K D"],
+    value: Float[Tensor, "B H K D"],
+    distance: Float[Tensor, "H C D"],
+    u: Float[Tensor, "H D"],
+    w: Float[Tensor, "H D"],
+    *,
+    window: int | None = None,
+    first_key: Int[Tensor, "B L"] | None = None,
+    dropout: float = 0.0,
+    seed: int | Tensor | None = None,
+) -> Float[Tensor, "B H L D"]:
+    """The function of reference.py. `first_key` must not decrease along a row; `seed` fixes the dropout."""
+    if dropout > 0.0:
+        if seed is None:
+            seed = torch.randint(2**31, (1,), device=query.device)
+        elif isinstance(seed, int):
+            seed = torch.full((1,), seed, dtype=torch.int64, device=query.device)
+    else:
+        seed = None
+    return _forward(query, key, value, distance, u, w, first_key, seed, window or 0, dropout)[0]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How one kernel is launched: tile, warps, depth of its pipeline, way to slide."""
+
+    T: int
+    num_warps: int
+    num_stages: int
+    slide: int
+
+
+def launch(kernel: str, query: Tensor) -> Launch:
+    """The launch of `kernel` ("forward", "query" or "key") for tensors like `query`."""
+    if query.device.type != "cuda":
+        return Launch(16, 4, 1, 0)
+    if torch.version.hip is not None:
+        return Launch(32, 4, 1, 0)
+    if query.dtype == torch.float32:
+        return Launch(32, 4, 1, 1)
+    hopper = torch.cuda.get_device_capability(query.device)[0] == 9
+    wide = query.shape[-1] > 64
+    stages = (2 if wide else 3) if kernel == "forward" else (1 if wide else 2)
+    return Launch(64, 4, stages, 2 if hopper else 1)
+
+
+@torch.library.custom_op("longspan::relative_attention", mutates_args=())
+def _forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    distance: Tensor,
+    u: Tensor,
+    w: Tensor,
+    first_key: Tensor | None,
+    seed: Tensor | None,
+    window: int,
+    dropout: float,
+) -> tuple[Tensor, Tensor]:
+    from longspan.kernels.relative_attention.fused_forward import forward_kernel
+
+    query, key, value, distance = rows(query), rows(key), rows(value), rows(distance.to(query.dtype))
+    B, H, L, D = query.shape
+    M, C = key.shape[2] - L, distance.shape[1]
+    out = heads_inside(query, L)
+    lse = query.new_empty(B, H, L, dtype=torch.float32)
+    how = launch("forward", query)
+    forward_kernel[(-(-L // how.T), B * H)](
+        query, key, value, distance, u.contiguous(), w.contiguous(), whole(first_key), seed, out, lse,
+        *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *distance.stride()[:2], *out.stride()[:3],
+        H, L, M, C, window, LOG2E * D**-0.5, dropout,
+        **shape_of(how, D, window, first_key, dropout, query.dtype),
+    )  # fmt: skip
+    return out, lse
+
+
+@torch.library.custom_op("longspan::relative_attention_backward", mutates_args=())
+def _backward(
+    grad: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    distance: Tensor,
+    u: Tensor,
+    w: Tensor,
+    first_key: Tensor | None,
+    seed: Tensor | None,
+    window: int,
+    dropout: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    from longspan.kernels.relative_attention.fused_backward import key_kernel, prepare_kernel, query_kernel
+
+    table = distance.dtype
+    query, key, value, grad = rows(query), rows(key), rows(value), rows(grad)
+    distance = rows(distance.to(query.dtype))
+    B, H, L, D = query.shape
+    K, C = key.shape[2], distance.shape[1]
+    first_key = whole(first_key)
+    scale = D**-0.5
+    sizes = (H, L, K - L, C, window, scale, LOG2E * scale, dropout)
+
+    with_u, with_w = query.new_empty(2, B, H, L, D).unbind(0)
+    delta = torch.empty_like(lse)
+    prepare_kernel[(-(-L // 64), B * H)](
+        query, u.contiguous(), w.contiguous(), out, grad, with_u, with_w, delta,
+        *query.stride()[:3], *out.stride()[:3], *grad.stride()[:3],
+        H, L, D=D, BD=padded(D), T=64,
+    )  # fmt: skip
+
+    strides = (*key.stride()[:3], *value.stride()[:3], *distance.stride()[:2], *grad.stride()[:3])
+    given = (with_u, with_w, key, value, distance, grad, lse, delta, first_key, seed)
+    how = launch("query", query)
+    blocks = -(-L // how.T)
+    grad_query = heads_inside(query, L)
+    grad_distance = query.new_zeros(H, C, D, dtype=torch.float32)
+    grad_biases = query.new_empty(B, H, blocks, D, dtype=torch.float32)
+    query_kernel[(blocks, B * H)](
+        *given, grad_query, grad_distance, grad_biases, *strides, *grad_query.stride()[:3], *sizes,
+        **shape_of(how, D, window, first_key, dropout, query.dtype),
+    )  # fmt: skip
+
+    how = launch("key", query)
+    grad_key, grad_value = heads_inside(key, K), heads_inside(value, K)
+    blocks = -(-K // how.T)
+    grad_u = query.new_empty(B, H, blocks, D, dtype=torch.float32)
+    key_kernel[(blocks, B * H)](
+        *given, grad_key, grad_value, grad_u, *strides, *grad_key.stride()[:3], *grad_value.stride()[:3], *sizes,
+        **shape_of(how, D, window, first_key, dropout, query.dtype),
+    )  # fmt: skip
+    of_u = grad_u.sum((0, 2))
+    of_w = grad_biases.sum((0, 2)) - of_u
+    return grad_query, grad_key, grad_value, grad_distance.to(table), of_u.to(u.dtype), of_w.to(w.dtype)
+
+
+def shape_of(
+    how: Launch, D: int, window: int, first_key: Tensor | None, dropout: float, dtype: torch.dtype
+) -> dict[str, Any]:
+    """What a kernel is compiled for."""
+    return {
+        "D": D,
+        "BD": padded(D),
+        "T": how.T,
+        "WINDOW": window > 0,
+        "FIRST": first_key is not None,
+        "DROPOUT": dropout > 0.0,
+        "SLIDE": how.slide,
+        "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
+        "num_warps": how.num_warps,
+        "num_stages": how.num_stages,
+    }
+
+
+def padded(D: int) -> int:
+    return max(16, 1 << (D - 1).bit_length())
+
+
+def rows(tensor: Tensor) -> Tensor:
+    """The kernels read whole rows; the other axes may lie anywhere."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def whole(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()
+
+
+def heads_inside(tensor: Tensor, length: int) -> Tensor:
+    """An empty [B, H, length, D] whose heads lie side by side, as the projection that comes next wants them."""
+    B, H, _, D = tensor.shape
+    return tensor.new_empty(B, length, H, D).transpose(1, 2)
+
+
+@_forward.register_fake
+def _(query, key, value, distance, u, w, first_key, seed, window, dropout):  # type: ignore[no-untyped-def]
+    B, H, L, _ = query.shape
+    return heads_inside(query, L), query.new_empty(B, H, L, dtype=torch.float32)
+
+
+@_backward.register_fake
+def _(grad, out, lse, query, key, value, distance, u, w, first_key, seed, window, dropout):  # type: ignore[no-untyped-def]
+    L, K = query.shape[2], key.shape[2]
+    positions = distance.new_empty(distance.shape)
+    return (
+        heads_inside(query, L),
+        heads_inside(key, K),
+        heads_inside(value, K),
+        positions,
+        u.new_empty(u.shape),
+        w.new_empty(w.shape),
+    )
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.window, ctx.dropout = inputs
+    ctx.save_for_backward(*output, *tensors)
+
+
+def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    grads = _backward(grad, *ctx.saved_tensors, ctx.window, ctx.dropout)
+    return (*grads, None, None, None, None)
+
+
+_forward.register_autograd(_differentiate, setup_context=_keep)
+
+
+def available(device: torch.device) -> bool:
+    """Whether the kernels run there: Triton on a GPU, or its interpreter."""
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"

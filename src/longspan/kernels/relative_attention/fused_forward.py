@@ -1,0 +1,172 @@
+"""The forward pass: one program per block of queries walks the keys from the oldest it may see to its own."""
+
+import triton
+import triton.language as tl
+
+from longspan.kernels.relative_attention.fused_slide import GATHER, carry_back, keep_block, keep_first, ring, slide
+
+# Nothing is gained by compiling anew for a length that happens to be a multiple of 16.
+LENGTHS = ["L", "M", "C", "window"]
+
+
+@triton.jit
+def load_rows(base, rows, stride, count, D: tl.constexpr, BD: tl.constexpr):
+    """Rows of a [count, D] matrix as a [rows, BD] tile, zero outside."""
+    columns = tl.arange(0, BD)
+    here = ((rows >= 0) & (rows < count))[:, None]
+    if BD != D:
+        here = here & (columns < D)[None, :]
+    return tl.load(base + rows[:, None] * stride + columns[None, :], mask=here, other=0.0)
+
+
+@triton.jit
+def load_distances(base, first, stride, C, D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr):
+    """T distances of the position table from `first` downwards, the last known one standing for all beyond."""
+    rows = tl.minimum(tl.maximum(C - 1 - first + tl.arange(0, T), 0), C - 1)
+    columns = tl.arange(0, BD)
+    pointers = base + rows[:, None] * stride + columns[None, :]
+    if BD == D:
+        tile = tl.load(pointers)
+    else:
+        tile = tl.load(pointers, mask=(columns < D)[None, :], other=0.0)
+    return tile
+
+
+@triton.jit
+def reach(i0, M, L, window, first, T: tl.constexpr, WINDOW: tl.constexpr, FIRST: tl.constexpr):
+    """The farthest tile that queries i0.. see, and the farthest that all of them see whole."""
+    oldest = 0
+    oldest_of_all = 0
+    if FIRST:
+        oldest = tl.maximum(tl.load(first + i0).to(tl.int32), 0)
+        oldest_of_all = tl.maximum(tl.load(first + tl.minimum(i0 + T, L) - 1).to(tl.int32), 0)
+    farthest = tl.cdiv(tl.maximum(M + i0 - oldest, 0), T)
+    whole = tl.maximum(M + i0 - oldest_of_all, 0) // T
+    if WINDOW:
+        farthest = tl.minimum(farthest, (window - 2 + T) // T)
+        whole = tl.minimum(whole, tl.maximum(window - T, 0) // T)
+    return farthest, whole
+
+
+@triton.jit
+def visible(i, j, M, window, oldest, WINDOW: tl.constexpr, FIRST: tl.constexpr):
+    """Which keys which queries see; the arguments are rows and columns that broadcast."""
+    gap = M + i - j
+    seen = (gap >= 0) & (j >= 0)
+    if WINDOW:
+        seen = seen & (gap < window)
+    if FIRST:
+        seen = seen & (j >= oldest)
+    return seen
+
+
+@triton.jit
+def kept(seed, bh, i, j, K, dropout):
+    """Dropout by counter: the same answer for the same weight, whichever kernel asks."""
+    return tl.rand(seed + bh * 1000003, i * K + j) >= dropout
+
+
+@triton.jit
+def forward_span(
+    acc, top, total, older, done, far, near, qu, qw, base, key, value, distance, first, seed,
+    stride_key, stride_value, stride_distance, bh, i0, M, L, C, window, scale, dropout,
+    D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr,
+    FIRST: tl.constexpr, DROPOUT: tl.constexpr, SLIDE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Tiles far, far-1, .. near of one block of queries, after `done` others."""
+    K = M + L
+    i = i0 + tl.arange(0, T)
+    if FIRST and MASKED:
+        oldest = tl.load(first + i, mask=i < L, other=0)[:, None]
+    else:
+        oldest = 0
+    for step in tl.range(0, far - near + 1, disable_licm=True):
+        n = far - step
+        j = M + i0 - n * T + tl.arange(0, T)
+        r = load_distances(distance, n * T - 1, stride_distance, C, D, BD, T)
+        newer = tl.dot(qw, tl.trans(r), input_precision=PRECISION)
+        at = keep_block(base, done + step, newer, T, SLIDE)
+        k = load_rows(key, j, stride_key, K, D, BD)
+        scores = tl.dot(qu, tl.trans(k), slide(at, older, newer, T, SLIDE), input_precision=PRECISION)
+        if SLIDE == GATHER:
+            older = newer
+        if MASKED:
+            seen = visible(i[:, None], j[None, :], M, window, oldest, WINDOW, FIRST)
+            scores = tl.where(seen, scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        if MASKED:
+            # A row that has seen nothing yet would subtract -inf from -inf.
+            floor = tl.where(new_top == float("-inf"), 0.0, new_top)
+        else:
+            floor = new_top
+        weights = tl.exp2(scores * scale - (floor * scale)[:, None])
+        shrink = tl.exp2((top - floor) * scale)
+        total = total * shrink + tl.sum(weights, 1)
+        if DROPOUT:
+            weights = tl.where(kept(seed, bh, i[:, None], j[None, :], K, dropout), weights / (1 - dropout), 0.0)
+        v = load_rows(value, j, stride_value, K, D, BD)
+        acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+        top = new_top
+        carry_back(base, done + step, weights, T, SLIDE)
+    return acc, top, total, older
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def forward_kernel(
+    query, key, value, distance, u, w, first, seed_ptr, out, lse,
+    stride_qb, stride_qh, stride_ql, stride_kb, stride_kh, stride_kl, stride_vb, stride_vh, stride_vl,
+    stride_dh, stride_dc, stride_ob, stride_oh, stride_ol,
+    H, L, M, C, window, scale, dropout,
+    D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, WINDOW: tl.constexpr,
+    FIRST: tl.constexpr, DROPOUT: tl.constexpr, SLIDE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    bh = tl.program_id(1)
+    b = (bh // H).to(tl.int64)
+    h = bh % H
+    # The last queries see the most keys: they start first.
+    i0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * T
+    columns = tl.arange(0, BD)
+    i = i0 + tl.arange(0, T)
+    q = load_rows(query + b * stride_qb + h * stride_qh, i, stride_ql, L, D, BD)
+    qu = (q + tl.load(u + h * D + columns, mask=columns < D, other=0.0)[None, :]).to(q.dtype)
+    qw = (q + tl.load(w + h * D + columns, mask=columns < D, other=0.0)[None, :]).to(q.dtype)
+    key += b * stride_kb + h * stride_kh
+    value += b * stride_vb + h * stride_vh
+    distance += h * stride_dh
+    if FIRST:
+        first += b * L
+    seed = 0
+    if DROPOUT:
+        seed = tl.load(seed_ptr)
+
+    base = ring(T, SLIDE)
+    farthest, whole = reach(i0, M, L, window, first, T, WINDOW, FIRST)
+    r = load_distances(distance, (farthest + 1) * T - 1, stride_dc, C, D, BD, T)
+    older = tl.dot(qw, tl.trans(r), input_precision=PRECISION)
+    keep_first(base, older, T, SLIDE)
+    acc = tl.zeros([T, BD], tl.float32)
+    top = tl.full([T], float("-inf"), tl.float32)
+    total = tl.zeros([T], tl.float32)
+    acc, top, total, older = forward_span(
+        acc, top, total, older, 0, farthest, whole + 1, qu, qw, base, key, value, distance, first, seed,
+        stride_kl, stride_vl, stride_dc, bh, i0, M, L, C, window, scale, dropout,
+        D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION,
+    )  # fmt: skip
+    acc, top, total, older = forward_span(
+        acc, top, total, older, farthest - whole, whole, 1, qu, qw, base, key, value, distance, first, seed,
+        stride_kl, stride_vl, stride_dc, bh, i0, M, L, C, window, scale, dropout,
+        D, BD, T, False, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION,
+    )  # fmt: skip
+    acc, top, total, older = forward_span(
+        acc, top, total, older, farthest, 0, 0, qu, qw, base, key, value, distance, first, seed,
+        stride_kl, stride_vl, stride_dc, bh, i0, M, L, C, window, scale, dropout,
+        D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION,
+    )  # fmt: skip
+
+    out += b * stride_ob + h * stride_oh
+    tl.store(
+        out + i[:, None] * stride_ol + columns[None, :],
+        (acc / total[:, None]).to(out.dtype.element_ty),
+        mask=(i < L)[:, None] & (columns < D)[None, :],
+    )
+    tl.store(lse + bh * L + i, top * scale + tl.log2(total), mask=i < L)

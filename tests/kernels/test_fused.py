@@ -1,0 +1,150 @@
+"""The fused kernels against the definition in float64: outputs and every gradient, at lengths that fit no tile.
+
+Without a GPU the kernels run in Triton's interpreter (TRITON_INTERPRET=1, set in conftest.py before Triton loads).
+"""
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from longspan.kernels.relative_attention import fused, reference
+
+pytest.importorskip("triton")
+hooks = [finder for finder in sys.meta_path if type(finder).__module__.startswith("jaxtyping")]
+for hook in hooks:
+    sys.meta_path.remove(hook)
+# Triton reads a kernel's source and cannot see through the wrapper that checks shapes elsewhere.
+import longspan.kernels.relative_attention.fused_backward  # noqa: E402, F401
+
+for hook in hooks:
+    sys.meta_path.insert(0, hook)
+
+interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, not interpreted")
+NAMES = ("query", "key", "value", "distance", "u", "w")
+
+
+@pytest.fixture(autouse=True)
+def _interpreter_meets_new_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.6's interpreter turns one-element arrays into loop bounds by int(), which NumPy 2.4 refuses."""
+    interpreter = sys.modules.get("triton.runtime.interpreter")
+    if torch.cuda.is_available() or interpreter is None:
+        return
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
+
+
+def draw(B: int, H: int, L: int, M: int, D: int, C: int | None, device: str, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Fresh inputs; queries and keys with heads side by side, as a projection leaves them."""
+    K = M + L
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=device, dtype=dtype)
+
+    tensors = [randn(B, L, H, D).transpose(1, 2), randn(B, K, H, D).transpose(1, 2), randn(B, H, K, D)]
+    return [*tensors, randn(H, C or K, D), randn(H, D), randn(H, D)]
+
+
+def documents(B: int, L: int, M: int, device: str) -> torch.Tensor:
+    """A non-decreasing oldest key per query, never later than the query itself."""
+    drawn = torch.randint(0, M + L, (B, L), device=device).sort(1).values
+    return torch.minimum(drawn, torch.arange(M, M + L, device=device))
+
+
+def held(
+    tensors: list[torch.Tensor], bound: float, window: int | None = None, first_key: torch.Tensor | None = None
+) -> None:
+    ours = [tensor.detach().requires_grad_() for tensor in tensors]
+    exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    out = fused.relative_attention(*ours, window=window, first_key=first_key)
+    wanted = reference.relative_attention(*exact, window=window, first_key=first_key)
+    grad = torch.randn_like(out)
+    out.backward(grad)
+    wanted.backward(grad.double())
+    pairs = [("out", out.detach(), wanted.detach())]
+    pairs += [(name, a.grad, b.grad) for name, a, b in zip(NAMES, ours, exact, strict=True)]
+    for name, got, want in pairs:
+        assert got is not None
+        assert want is not None
+        # One key alone takes all the weight whatever it scores: the gradients of scores are then exactly zero.
+        distance = (got.double() - want).norm() / want.norm().clamp_min(want.numel() ** 0.5 * 0.1)
+        assert distance < bound, f"{name} is off by {distance:.1e}"
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("B", "H", "L", "M", "D", "C", "window", "resets"),
+    [
+        (1, 2, 1, 0, 32, None, None, False),
+        (2, 1, 17, 7, 32, None, None, False),
+        (1, 1, 33, 40, 41, 30, 17, True),
+        (1, 2, 20, 50, 16, 13, None, True),
+        (1, 1, 37, 50, 16, None, 20, False),
+    ],
+)
+def test_interpreted(B: int, H: int, L: int, M: int, D: int, C: int | None, window: int | None, resets: bool) -> None:
+    tensors = draw(B, H, L, M, D, C, "cpu", torch.float32)
+    held(tensors, 2e-6, window, documents(B, L, M, "cpu") if resets else None)
+
+
+@interpreted
+def test_dropout_by_counter() -> None:
+    """The same seed drops the same weights, and the backward pass knows which: a finite difference agrees."""
+    tensors = draw(1, 1, 5, 6, 16, None, "cpu", torch.float32)
+    query = tensors[0].detach().requires_grad_()
+
+    def run(moved: torch.Tensor) -> torch.Tensor:
+        return fused.relative_attention(moved, *tensors[1:], dropout=0.5, seed=7)
+
+    direction, grad = torch.randn_like(query), torch.randn_like(query)
+    (gradient,) = torch.autograd.grad(run(query), query, grad)
+    step = 1e-2
+    change = ((run(query + step * direction) - run(query - step * direction)) * grad).sum() / (2 * step)
+    assert torch.equal(run(query), run(query))
+    assert not torch.equal(run(query), fused.relative_attention(*tensors))
+    torch.testing.assert_close((gradient * direction).sum(), change.detach(), rtol=2e-2, atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("M", [0, 7, 512, 2100])
+@pytest.mark.parametrize("L", [1, 63, 500, 513])
+def test_awkward_lengths(L: int, M: int, dtype: torch.dtype) -> None:
+    held(draw(2, 2, L, M, 64, None, "cuda", dtype), 1e-2 if dtype == torch.bfloat16 else 1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("D", [32, 41, 64, 80, 128])
+def test_every_option_at_every_head_size(D: int) -> None:
+    L, M = 130, 700
+    tensors = draw(2, 2, L, M, D, 300, "cuda", torch.bfloat16)
+    held(tensors, 1e-2, window=500)
+    held(tensors, 1e-2, first_key=documents(2, L, M, "cuda"))
+
+
+@pytest.mark.gpu
+def test_dropout_keeps_the_mean_and_the_seed() -> None:
+    tensors = draw(8, 4, 256, 256, 64, None, "cuda", torch.bfloat16)
+    whole = fused.relative_attention(*tensors)
+    dropped = [fused.relative_attention(*tensors, dropout=0.1, seed=seed) for seed in (1, 1, 2)]
+    assert torch.equal(dropped[0], dropped[1])
+    assert not torch.equal(dropped[0], dropped[2])
+    mean = torch.stack([fused.relative_attention(*tensors, dropout=0.1, seed=s).float() for s in range(64)]).mean(0)
+    assert ((mean - whole.float()).norm() / whole.float().norm()) < 0.1
+
+
+@pytest.mark.gpu
+def test_compiles_without_a_break() -> None:
+    tensors = [tensor.requires_grad_() for tensor in draw(1, 2, 64, 64, 64, None, "cuda", torch.bfloat16)]
+    compiled = torch.compile(fused.relative_attention, fullgraph=True)
+    grad = torch.randn_like(tensors[0])
+    plain = torch.autograd.grad(fused.relative_attention(*tensors), tensors, grad)
+    again = torch.autograd.grad(compiled(*tensors), tensors, grad)
+    for a, b in zip(plain, again, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)

@@ -24,8 +24,13 @@ def remaining(first: Int[Tensor, "B T"], remembered: int, capacity: int) -> Int[
     return (remembered + first.shape[1] - first[:, -1]).clamp(max=capacity)
 
 
-def keep_last(positions: Tensor, capacity: int, axis: int) -> Tensor:
-    """The last `capacity` positions, without gradient; a view, so the next segment's copy is the only one."""
-    count = positions.shape[axis]
+def keep_last(memory_and_segment: Tensor, segment: Tensor, capacity: int, axis: int) -> Tensor:
+    """The last `capacity` positions, without gradient; a view, so the next segment's copy is the only one.
+
+    Where the segment alone fills the memory it is kept alone: the longer buffer can then be freed, and a memory of the
+    segment's length is that segment, with the same strides at every step (a compiled step is not compiled again).
+    """
+    source = segment if segment.shape[axis] >= capacity else memory_and_segment
+    count = source.shape[axis]
     kept = min(capacity, count)
-    return positions.detach().narrow(axis, count - kept, kept)
+    return source.detach().narrow(axis, count - kept, kept)

@@ -148,8 +148,8 @@ class TransformerXL(LanguageModel):
         kept: dict[str, tuple[Tensor, ...]] = dict.fromkeys(state.parts, ())
         for n, layer in enumerate(self.layers):
             keys, values, memory = read(layer, hidden[-1], n)
-            for name, positions, axis in memory:
-                kept[name] += (keep_last(positions, capacity, axis),)
+            for name, positions, segment, axis in memory:
+                kept[name] += (keep_last(positions, segment, capacity, axis),)
             hidden.append(layer(hidden[-1], keys, values, position(layer), self.config.window, first_key))
         hidden[-1] = self.dropout(self.final_norm(hidden[-1]))
         return tuple(hidden), State(remaining(first_key, remembered, capacity), kept)
@@ -167,13 +167,13 @@ class TransformerXL(LanguageModel):
 
         def from_hidden(layer: TransformerXLLayer, h: Tensor, n: int) -> tuple:
             context = torch.cat([state.parts["hidden"][n].to(h.dtype), h], dim=1)
-            return *layer.keys_values(context), [("hidden", context, 1)]
+            return *layer.keys_values(context), [("hidden", context, h, 1)]
 
         def from_projected(layer: TransformerXLLayer, h: Tensor, n: int) -> tuple:
-            keys, values = layer.keys_values(h)
-            keys = torch.cat([state.parts["keys"][n].to(keys.dtype), keys], dim=2)
-            values = torch.cat([state.parts["values"][n].to(values.dtype), values], dim=2)
-            return keys, values, [("keys", keys, 2), ("values", values, 2)]
+            new_keys, new_values = layer.keys_values(h)
+            keys = torch.cat([state.parts["keys"][n].to(new_keys.dtype), new_keys], dim=2)
+            values = torch.cat([state.parts["values"][n].to(new_values.dtype), new_values], dim=2)
+            return keys, values, [("keys", keys, new_keys, 2), ("values", values, new_values, 2)]
 
         if names == {"hidden"}:
             return from_hidden, state.parts["hidden"][0].shape[1]

@@ -84,7 +84,7 @@ class Vanilla(LanguageModel):
         state = self.initial_state(B) if state is None else state
         if state.batch != B:
             raise StateError(f"the state has {state.batch} rows and the tokens {B}; they must agree")
-        if self.config.position == "learned" and T > (known := self.config.max_distance + 1):
+        if self.config.position == "learned" and (known := self.config.max_distance + 1) < T:
             raise ConfigError(
                 f"this model has learned {known} positions and was handed {T} tokens at once; "
                 f"use segments of at most {known}"

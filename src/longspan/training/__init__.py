@@ -1,0 +1,1 @@
+"""From a recipe and a text to a trained model, and not a step lost."""

@@ -1,0 +1,57 @@
+"""What a run ran on: enough to tell two runs apart when their figures differ."""
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy
+import safetensors
+import torch
+
+from longspan import __version__
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """Versions, commit and hardware, in plain values."""
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": ["longspan", *sys.argv[1:]],
+        "longspan": __version__,
+        "commit": commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "safetensors": safetensors.__version__,
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "cuda": torch.version.cuda,
+    }
+
+
+def commit() -> str | None:
+    """The commit of the source this longspan runs from, with a `+` where files differ from it; None if installed."""
+    folder = Path(__file__).parents[3]
+    if not (folder / ".git").exists():
+        return None
+    try:
+        git = ["git", "-C", str(folder)]
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
+        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "") if head.returncode == 0 else None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()

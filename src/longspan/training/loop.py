@@ -1,0 +1,307 @@
+"""The one training loop. What watches it (progress, metrics, checkpoints, ...) is an observer."""
+
+import contextlib
+import dataclasses
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from longspan.contract import LanguageModel, State
+from longspan.data.lanes import Batch, Lanes
+from longspan.errors import DeviceError
+from longspan.shapes import Float, Tensor
+from longspan.tokens import Tokenizer
+from longspan.training.averaging import Average
+from longspan.training.dropout import Objective, checkpoint_layers, lock_dropout
+from longspan.training.guard import Guard
+from longspan.training.ledger import Broken, Entry, Ledger, NotFiniteError, Row
+from longspan.training.optimizers import Optimizer
+from longspan.training.recipe import Recipe
+from longspan.training.schedules import lr_factor, progress, value_at
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What the model scored on held-out text after `step` steps."""
+
+    step: int
+    tokens: int
+    nats: float
+
+    @property
+    def bits(self) -> float:
+        return self.nats / math.log(2)
+
+
+class Observer:
+    """Watches a run. Called in the order of the list: `after_step` once a step, `row` when its figures have come."""
+
+    def begin(self, trainer: "Trainer") -> None:
+        """Before the first step of this process."""
+
+    def row(self, trainer: "Trainer", row: Row) -> None:
+        """The figures of a step, in order, some steps late where the device runs ahead."""
+
+    def after_step(self, trainer: "Trainer") -> None:
+        """The weights are those after `trainer.step` steps."""
+
+    def validated(self, trainer: "Trainer", validation: Validation) -> None:
+        """Held-out text was scored."""
+
+    def settle(self) -> None:
+        """A checkpoint is about to be made: what belongs to the steps before it must be on the disk."""
+
+    def end(self, trainer: "Trainer") -> None:
+        """The loop is over, well or not."""
+
+    def facts(self) -> dict[str, Any]:
+        """What it must know after a resume, in plain values."""
+        return {}
+
+    def restore(self, facts: dict[str, Any]) -> None:
+        """Take back what `facts` gave."""
+
+
+class Trainer:
+    """A model on its way through a text: everything a resume must bring back is in here.
+
+    Nothing in a step asks the device for an answer: whether the weights may move is decided there (`Guard`), and the
+    figures of a step are read when they have arrived (`Ledger`).
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: LanguageModel,
+        tokenizer: Tokenizer,
+        lanes: Lanes,
+        device: torch.device,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self.recipe, self.config, self.tokenizer, self.lanes = recipe, recipe.training, tokenizer, lanes
+        self.device, self.observers = device, list(observers)
+        self.precision = choose_precision(self.config.precision, device)
+        self.model = model.to(device, torch.float64 if self.precision == torch.float64 else None).train()
+        if self.config.locked_dropout:
+            lock_dropout(model)
+        if self.config.checkpoint_activations:
+            checkpoint_layers(model)
+        self.optimizer = Optimizer(model, self.config)
+        self.average = Average(model, self.config) if self.config.averaging != "none" else None
+        self.guard = Guard(self.config.spike, device)
+        self.objective: nn.Module = Objective(model, self.config)
+        wanted = device.type == "cuda" if self.config.compile is None else self.config.compile
+        self.fast_objective: Any = torch.compile(self.objective, dynamic=False) if wanted else self.objective
+        self.step, self.tokens, self.seconds_before = 0, 0, 0.0
+        self.began = time.perf_counter()
+        self.states: list[State] = []
+        self.finished = self.stopped_early = False
+        self.interrupted: signal.Signals | None = None
+        self._signal: signal.Signals | None = None
+        self._empty: dict[tuple[int, int, int], State] = {}
+        self.start_clock()
+
+    def start_clock(self) -> None:
+        """From now on seconds count; also after a resume, from those of the run before."""
+        self.began = time.perf_counter()
+        self.ledger = Ledger(self.device, self.tokens, self.seconds_before)
+        self.finished = self.stopped_early or self.progress >= 1.0
+
+    @property
+    def seconds(self) -> float:
+        return self.seconds_before + time.perf_counter() - self.began
+
+    @property
+    def progress(self) -> float:
+        return progress(self.config, self.step, self.tokens, self.seconds)
+
+    def run(self) -> None:
+        """Until a limit is met, an observer ends it, or a signal asks for a stop."""
+        self.start_clock()
+        with self._signals():
+            try:
+                for observer in self.observers:
+                    observer.begin(self)
+                while not (self.finished or self.interrupted):
+                    self.take_step()
+                    self.finished = self.stopped_early or self.progress >= 1.0
+                    # Latched once a step, so that all observers of a step see the same.
+                    self.interrupted = self._signal
+                    for observer in self.observers:
+                        observer.after_step(self)
+                self.settle()
+            finally:
+                for observer in self.observers:
+                    observer.end(self)
+
+    def take_step(self) -> None:
+        """Read, differentiate, update."""
+        batch_size = value_at(self.config.batch, self.step)
+        segment = value_at(self.config.segment or self.recipe.model.segment, self.step)
+        self._set_memory()
+        if batch_size != self.lanes.batch:
+            self.lanes.rebatch(batch_size)
+            self.states = []
+        done = self.progress
+        factor = lr_factor(self.config, self.step, done)
+        batch = self.lanes.next(segment)
+        loss = self._accumulate(batch, segment, done)
+        norm = self._clip()
+        skip = self.guard.judge(loss, norm)
+        self.optimizer.step(factor, skip)
+        self.optimizer.zero_grad()
+        self.step += 1
+        self.tokens += batch.tokens.size
+        if self.average is not None:
+            self.average.update(self.step)
+        entry = Entry(self.step, self.tokens, self.config.lr * factor, self.seconds, self._place(batch))
+        self._tell(self.ledger.add(entry, torch.stack([loss, norm, skip, self.guard.broken.to(loss.dtype)])))
+
+    def _accumulate(self, batch: Batch, segment: int, done: float) -> Float[Tensor, ""]:
+        """Gradients of the mean loss over a batch, some rows at a time; the memory of each moves on."""
+        parts = self.config.accumulate
+        rows = batch.tokens.shape[0] // parts
+        if not self.states or self.lanes.position == batch.tokens.shape[1]:
+            # All rows begin anew: an empty memory of full size says so, and the shapes stay what they were.
+            self.states = [self.empty_state(rows)] * parts
+            batch.starts[:, 0] = False
+        starts = batch.starts if batch.starts.any() else None
+        # A shorter segment ends each pass: not worth a compilation of its own.
+        objective = self.fast_objective if batch.tokens.shape[1] == segment else self.objective
+        total = torch.zeros((), device=self.device)
+        for k in range(parts):
+            part = slice(k * rows, (k + 1) * rows)
+            tokens, targets = self._send(batch.tokens[part]), self._send(batch.targets[part])
+            begins = None if starts is None else self._send(starts[part])
+            with self.autocast():
+                loss, self.states[k] = objective(tokens, targets, self.states[k], done, begins)
+            (loss / parts).backward()
+            total = total + loss.detach().float() / parts
+        return total
+
+    def _clip(self) -> Float[Tensor, ""]:
+        """The norm of the whole gradient, which is then at most `clip` long."""
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        limit = self.config.clip or math.inf
+        return nn.utils.clip_grad_norm_(parameters, limit, foreach=True).float()
+
+    def _send(self, array: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.precision == torch.bfloat16:
+            return torch.autocast(self.device.type, torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def empty_state(self, rows: int) -> State:
+        """Nothing read yet, in the shapes of a full memory: one compiled graph then serves every step.
+
+        Such a state is what the contract calls an empty row (all zeros, length 0), so it hides itself.
+        """
+        memory, segment = getattr(self.model.config, "memory", 0), self.recipe.model.segment
+        key = (rows, memory, segment)
+        if key not in self._empty:
+            tokens = torch.zeros(1, segment, dtype=torch.int64, device=self.device)
+            state = self.model.initial_state(1)
+            with torch.no_grad(), self.quiet_random(), self.autocast():
+                for _ in range(-(-memory // segment)):
+                    _, state = self.model.hidden_states(tokens, state)
+            state = state.reset(torch.ones(1, dtype=torch.bool, device=self.device))
+            self._empty[key] = state.detach().rows([0] * rows)
+        return self._empty[key]
+
+    def quiet_random(self) -> contextlib.AbstractContextManager[Any]:
+        """Within this block random numbers are drawn from elsewhere: what watches a run must not change it."""
+        return torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
+
+    def _set_memory(self) -> None:
+        if self.config.memory is None or not hasattr(self.recipe.model, "memory"):
+            return
+        memory = value_at(self.config.memory, self.step)
+        if memory != self.model.config.memory:
+            self.model.config = dataclasses.replace(self.recipe.model, memory=memory)
+
+    @contextmanager
+    def as_model(self, **settings: Any) -> Iterator[LanguageModel]:
+        """Within this block the model is what a user would get: the average where there is one, the recipe's config
+        with some keys given anew, dropout off."""
+        held = self.model.config
+        known = {f.name for f in dataclasses.fields(self.recipe.model)}
+        asked = {key: value for key, value in settings.items() if value is not None and key in known}
+        with self.average.in_place() if self.average else contextlib.nullcontext(), self.quiet_random():
+            self.model.config = dataclasses.replace(self.recipe.model, **asked)
+            self.model.eval()
+            try:
+                yield self.model
+            finally:
+                self.model.config = held
+                self.model.train()
+
+    def announce(self, validation: Validation) -> None:
+        for observer in self.observers:
+            observer.validated(self, validation)
+
+    def settle(self) -> None:
+        """Wait for every step's figures; a step that was not finite is found out here at the latest."""
+        self._tell(self.ledger.drain())
+        finite = torch.stack([parameter.isfinite().all() for parameter in self.model.parameters()])
+        if not bool(finite.all()):
+            # A finite gradient can still be taken too far; such weights are not scored, saved or called the best.
+            raise NotFiniteError(
+                f"the weights after step {self.step} are not finite, at a learning rate of {self.config.lr}; "
+                "the last checkpoint is whole: lower training.lr, then --resume auto"
+            )
+        for observer in self.observers:
+            observer.settle()
+
+    def _tell(self, rows: list[Row]) -> None:
+        for row in rows:
+            if isinstance(row, Broken):
+                raise row.error()
+            for observer in self.observers:
+                observer.row(self, row)
+
+    def _place(self, batch: Batch) -> str:
+        end = self.lanes.position
+        return f"tokens {end - batch.tokens.shape[1]:,} to {end:,} of every row in pass {self.lanes.passes + 1}"
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM ask for a stop after this step; a second one does not wait."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def ask(number: int, _: FrameType | None) -> None:
+            if self._signal is not None:
+                raise KeyboardInterrupt
+            self._signal = signal.Signals(number)
+
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def choose_precision(name: str, device: torch.device) -> torch.dtype:
+    """float32, or bfloat16 products with float32 weights where the device has them."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if name == "bfloat16" and device.type == "cpu":
+        raise DeviceError(
+            "training.precision='bfloat16' is hundreds of times slower on a CPU than float32; leave it at 'auto'"
+        )
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}[name]

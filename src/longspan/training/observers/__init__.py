@@ -1,0 +1,1 @@
+"""What watches a run, one thing per file."""

@@ -1,0 +1,28 @@
+"""An end to a run that has stopped getting better."""
+
+import math
+from typing import Any
+
+from longspan.training.loop import Observer, Trainer, Validation
+
+
+class EarlyStop(Observer):
+    """Ends the run once `patience` validations in a row were no better than the best."""
+
+    def __init__(self, patience: int) -> None:
+        self.patience = patience
+        self.best, self.waited = math.inf, 0
+
+    def validated(self, trainer: Trainer, validation: Validation) -> None:
+        if validation.nats < self.best:
+            self.best, self.waited = validation.nats, 0
+        else:
+            self.waited += 1
+        if self.waited >= self.patience:
+            trainer.stopped_early = trainer.finished = True
+
+    def facts(self) -> dict[str, Any]:
+        return {"best": self.best, "waited": self.waited} if math.isfinite(self.best) else {}
+
+    def restore(self, facts: dict[str, Any]) -> None:
+        self.best, self.waited = float(facts.get("best", math.inf)), int(facts.get("waited", 0))

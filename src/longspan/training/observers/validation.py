@@ -1,0 +1,53 @@
+"""Held-out text, scored every so many steps and at the end."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longspan.data.encoded import Encoded
+from longspan.evaluation.likelihood import Tally, stream_losses
+from longspan.tokens import Ids
+from longspan.training.loop import Observer, Trainer, Validation
+
+PIECES = 16
+
+
+class Validate(Observer):
+    """Scores with the recipe's evaluation settings, on as many lanes as training has rows.
+
+    `tokens` takes a sample: its pieces lie evenly over the text, since the beginning alone may be of one kind.
+    """
+
+    def __init__(self, text: Encoded, every: int, tokens: int | None = None) -> None:
+        self.every = every
+        self.ids, self.starts = sample(text, tokens)
+
+    def after_step(self, trainer: Trainer) -> None:
+        if trainer.step % self.every == 0 or trainer.finished:
+            # A step that was not finite must be found out before its weights are scored and called the best.
+            trainer.settle()
+            trainer.announce(self.score(trainer))
+
+    def score(self, trainer: Trainer) -> Validation:
+        chosen, segment = trainer.recipe.evaluation, trainer.recipe.model.segment
+        lanes = max(1, min(max(chosen.lanes, trainer.lanes.batch), (len(self.ids) - 1) // segment))
+        starts = self.starts if trainer.recipe.data.documents else None
+        tally = Tally()
+        settings = {"memory": chosen.memory, "clamp": chosen.clamp, "same_length": chosen.same_length}
+        with trainer.as_model(**settings) as model, trainer.autocast():
+            for stretch in stream_losses(
+                model, self.ids, segment=chosen.segment or segment, lanes=lanes, starts=starts
+            ):
+                tally.add(stretch)
+        return Validation(trainer.step, tally.count, tally.mean)
+
+
+def sample(text: Encoded, tokens: int | None) -> tuple[Ids, NDArray[np.int64]]:
+    """About `tokens` tokens of a text in evenly spaced pieces, and where documents and pieces begin in them."""
+    if tokens is None or tokens >= len(text):
+        return text.ids, text.starts
+    size = max(2, tokens // PIECES)
+    places = np.linspace(0, len(text) - size, max(1, tokens // size)).astype(np.int64)
+    at = (places[:, None] + np.arange(size)).ravel()
+    begins = np.isin(at, text.starts)
+    begins[::size] = True
+    return text.ids[at], np.flatnonzero(begins)

@@ -1,0 +1,245 @@
+"""A recipe: everything that decides what a run computes, as TOML and as frozen dataclasses."""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from longspan import config
+from longspan.errors import ConfigError, UnknownNameError
+from longspan.layers.transformer import require
+from longspan.models.families import family
+
+S = TypeVar("S")
+Steps = tuple[tuple[int, int], ...]
+"""A value that changes with the step: ((0, 64), (1000, 128)) is 64 until step 1000, then 128."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What is read and how: `tokens` names a reading, the corpus's own unless given; `documents` are forgotten at
+    their ends."""
+
+    corpus: str = "stdlib"
+    tokens: str | None = None
+    documents: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """How a model is trained. A limit may be given in steps, tokens or seconds; the first one met ends the run."""
+
+    steps: int | None = None
+    tokens: int | None = None
+    seconds: float | None = None
+    batch: int | Steps = 16
+    segment: int | Steps | None = None
+    memory: int | Steps | None = None
+    accumulate: int = 1
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    lr: float = 2.5e-4
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    muon_lr: float = 0.02
+    muon_momentum: float = 0.95
+    schedule: Literal["cosine", "inverse-sqrt", "linear", "constant"] = "cosine"
+    warmup: int = 0
+    lr_floor: float = 0.0
+    cooldown: float = 0.0
+    clip: float = 0.25
+    spike: float = 10.0
+    locked_dropout: bool = False
+    weight_dropout: float = 0.0
+    averaging: Literal["none", "ema", "asgd"] = "none"
+    average_decay: float = 0.999
+    average_from: int = 0
+    precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
+    compile: bool | None = None
+    checkpoint_activations: bool = False
+    validate_every: int = 0
+    validate_tokens: int | None = None
+    save_every: int = 1000
+    keep: int = 3
+    patience: int = 0
+    seed: int = 1111
+
+    def __post_init__(self) -> None:
+        limits = (self.steps, self.tokens, self.seconds)
+        require(
+            any(v is not None for v in limits), "training.steps is missing; give a limit in steps, tokens or seconds"
+        )
+        for name in ("steps", "tokens", "seconds", "lr", "muon_lr", "epsilon"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"training.{name}={value} must be above 0")
+        for name in ("accumulate", "save_every", "keep"):
+            require(getattr(self, name) >= 1, f"training.{name}={getattr(self, name)} must be at least 1")
+        for name in ("warmup", "weight_decay", "clip", "spike", "average_from", "validate_every", "patience", "seed"):
+            require(getattr(self, name) >= 0, f"training.{name}={getattr(self, name)} must not be negative")
+        for name in ("weight_dropout", "muon_momentum", "average_decay", "lr_floor", "cooldown"):
+            require(0 <= getattr(self, name) < 1, f"training.{name}={getattr(self, name)} must lie in [0, 1)")
+        require(self.seed < 2**63, f"training.seed={self.seed} must be below 2^63")
+        require(all(0 <= b < 1 for b in self.betas), f"training.betas={list(self.betas)} must both lie in [0, 1)")
+        require(
+            self.patience == 0 or self.validate_every > 0,
+            f"training.patience={self.patience} counts validations; set training.validate_every too",
+        )
+        for name, least in (("batch", 1), ("segment", 1), ("memory", 0)):
+            _check_steps(name, getattr(self, name), least)
+        for _, rows in as_steps(self.batch):
+            require(
+                rows % self.accumulate == 0,
+                f"training.accumulate={self.accumulate} does not divide training.batch={rows}",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """How the trained model is scored; what is left out is as in training."""
+
+    segment: int | None = None
+    memory: int | None = None
+    clamp: int | None = None
+    same_length: bool | None = None
+    lanes: int = 1
+
+    def __post_init__(self) -> None:
+        for name, least in (("segment", 1), ("memory", 0), ("clamp", 0), ("lanes", 1)):
+            value = getattr(self, name)
+            require(value is None or value >= least, f"evaluation.{name}={value} must be at least {least}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedConfig:
+    """What the recipe should come to, and who says so."""
+
+    score: float | None = None
+    unit: str | None = None
+    parameters: int | None = None
+    source: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A run before it has met its data; `model` is the config of `family`."""
+
+    name: str
+    family: str
+    model: Any
+    training: TrainingConfig
+    data: DataConfig = field(default_factory=DataConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    expected: ExpectedConfig = field(default_factory=ExpectedConfig)
+
+    def with_vocabulary(self, size: int) -> "Recipe":
+        """The same recipe for a text of that many symbols: the data knows, a preset only states."""
+        return dataclasses.replace(self, model=dataclasses.replace(self.model, vocabulary=size))
+
+    def to_toml(self) -> str:
+        tables = {name: config.plain(getattr(self, name)) for name in SECTIONS}
+        return config.to_toml(
+            {"name": self.name, "model": {"family": self.family, **config.plain(self.model)}} | tables
+        )
+
+
+SECTIONS: dict[str, type] = {
+    "data": DataConfig,
+    "training": TrainingConfig,
+    "evaluation": EvaluationConfig,
+    "expected": ExpectedConfig,
+}
+
+
+def as_steps(value: int | Steps) -> Steps:
+    return ((0, value),) if isinstance(value, int) else value
+
+
+def _check_steps(name: str, value: int | Steps | None, least: int) -> None:
+    if value is None:
+        return
+    pairs = as_steps(value)
+    steps = [step for step, _ in pairs]
+    require(
+        steps[:1] == [0] and all(a < b for a, b in itertools.pairwise(steps)),
+        f"training.{name}={config.show(value)} must list [step, value] pairs with rising steps, the first at step 0",
+    )
+    for _, item in pairs:
+        require(item >= least, f"training.{name}={item} must be at least {least}")
+
+
+def recipe_folders() -> list[Path]:
+    """Where recipes are looked up by name: inside the installed package, or beside its source."""
+    package = Path(__file__).parents[1]
+    return [folder for folder in (package / "recipes", package.parents[1] / "recipes") if folder.is_dir()]
+
+
+def recipe_names() -> list[str]:
+    return sorted({path.stem for folder in recipe_folders() for path in folder.glob("*.toml")})
+
+
+def find_recipe(name_or_path: str | Path) -> Path:
+    """The file of a recipe: a path as it is, a name in the recipes that came with longspan."""
+    text = str(name_or_path)
+    if text.endswith(".toml") or "/" in text:
+        if not Path(text).is_file():
+            raise ConfigError(f"there is no recipe file {text}; known by name: {', '.join(recipe_names())}")
+        return Path(text)
+    for folder in recipe_folders():
+        if (folder / f"{text}.toml").is_file():
+            return folder / f"{text}.toml"
+    raise UnknownNameError("recipe", text, recipe_names())
+
+
+def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of that name or file, with `key=value` overrides laid on top."""
+    path = find_recipe(name_or_path)
+    values = config.read_toml(path)
+    over = config.parse_overrides(overrides)
+    try:
+        return build_recipe(config.merge(values, over), path.stem)
+    except ConfigError as error:
+        line = _line_of(str(error), path, over)
+        if line is None:
+            raise
+        raise ConfigError(f"{path.name}, line {line}: {error}") from None
+
+
+def build_recipe(values: Mapping[str, Any], name: str = "recipe") -> Recipe:
+    """A recipe from plain values, every key of them known and of its type."""
+    tables = dict(values)
+    name = tables.pop("name", name)
+    for key, table in tables.items():
+        if key not in ("model", *SECTIONS):
+            raise UnknownNameError("table", key, ["model", *SECTIONS])
+        if not isinstance(table, Mapping):
+            raise ConfigError(f"{key}={config.show(table)} is a plain value; it takes a table of keys")
+    if not isinstance(name, str):
+        raise ConfigError(f"name={config.show(name)} is of the wrong type; it takes a word")
+    model = dict(tables.get("model", {}))
+    chosen = model.pop("family", "transformer-xl")
+    if not isinstance(chosen, str):
+        raise ConfigError(f"model.family={config.show(chosen)} is of the wrong type; it takes a word")
+    cls = family(chosen).Config
+    sections: dict[str, Any] = {key: config.build(c, tables.get(key, {}), key) for key, c in SECTIONS.items()}
+    return Recipe(name=name, family=chosen, model=config.build(cls, model, "model"), **sections)
+
+
+def _line_of(sentence: str, path: Path, over: Mapping[str, Any]) -> int | None:
+    """The line of the file that holds the key a sentence speaks of; None if an override set it, or none is named."""
+    for table, key in re.findall(r"\b([a-z]\w*)\.([a-z]\w*)", sentence):
+        if key in over.get(table, {}):
+            return None
+        inside = ""
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            if header := re.match(r"\s*\[([^\]]+)\]", line):
+                inside = header[1].strip()
+            elif inside == table and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", line):
+                return number
+    for table in re.findall(r"no table called '([^']+)'", sentence):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            if re.match(rf"\s*(\[{re.escape(table)}[\].]|{re.escape(table)}\s*=)", line):
+                return number
+    return None

@@ -1,0 +1,220 @@
+"""A run is a folder: the recipe as resolved, what it ran on, metrics, checkpoints. It can be left and taken up."""
+
+import dataclasses
+import json
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from longspan import config
+from longspan.checkpoints import store
+from longspan.checkpoints.manifest import Verified
+from longspan.data import CORPORA, Encoded, Lanes, open_corpus
+from longspan.errors import CheckpointError, ConfigError, DataError
+from longspan.models.families import family
+from longspan.training import snapshot
+from longspan.training.environment import describe
+from longspan.training.loop import Observer, Trainer
+from longspan.training.observers.checkpoints import Checkpoints
+from longspan.training.observers.early_stop import EarlyStop
+from longspan.training.observers.metrics import Metrics
+from longspan.training.observers.progress import Progress
+from longspan.training.observers.tensorboard import TensorBoard
+from longspan.training.observers.validation import Validate
+from longspan.training.recipe import Recipe, load_recipe
+from longspan.training.schedules import value_at
+
+RECIPE, ENVIRONMENT = "recipe.toml", "run.json"
+# What a resume may change: it moves an end or what is watched, not what a step computes.
+FREE = {
+    "data.corpus",
+    # Another vocabulary comes from another text, and that is told by the text's fingerprint.
+    "model.vocabulary",
+    *(f"training.{key}" for key in ("steps", "tokens", "seconds", "compile", "checkpoint_activations")),
+    *(f"training.{key}" for key in ("validate_every", "validate_tokens", "save_every", "keep", "patience")),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run stands when its process ends."""
+
+    out: Path
+    step: int
+    finished: bool
+    interrupted: signal.Signals | None
+    took_steps: int
+
+    @property
+    def sentence(self) -> str:
+        if self.interrupted is not None:
+            return (
+                f"stopped by {self.interrupted.name} after step {self.step}, which is saved; "
+                f"go on with: longspan train --out {self.out} --resume auto"
+            )
+        if self.took_steps == 0:
+            return f"{self.out} was finished already, after step {self.step}"
+        return f"finished after step {self.step}: {self.out}"
+
+
+def resolve(
+    recipe: str | Path | None,
+    overrides: Sequence[str] = (),
+    *,
+    data: str | None = None,
+    out: Path | None = None,
+    seed: int | None = None,
+) -> Recipe:
+    """The recipe of a command line; a run that is there already brings its own where none is named."""
+    if recipe is None:
+        if out is None or not (out / RECIPE).is_file():
+            raise ConfigError("no recipe was named; give --recipe NAME or FILE (tiny is one to begin with)")
+        recipe = out / RECIPE
+    chosen = load_recipe(recipe, overrides)
+    if data is not None:
+        chosen = dataclasses.replace(chosen, data=dataclasses.replace(chosen.data, corpus=data))
+    if seed is not None:
+        chosen = dataclasses.replace(chosen, training=dataclasses.replace(chosen.training, seed=seed))
+    corpus = chosen.data.corpus
+    if corpus not in CORPORA and Path(corpus).exists():
+        # The run may be taken up from another folder.
+        corpus = str(Path(corpus).resolve())
+    return dataclasses.replace(chosen, data=dataclasses.replace(chosen.data, corpus=corpus))
+
+
+def open_text(recipe: Recipe, split: str) -> Encoded:
+    return open_corpus(recipe.data.corpus, split, recipe.data.tokens)
+
+
+def make_trainer(
+    recipe: Recipe, text: Encoded, device: torch.device, observers: Sequence[Observer] = ()
+) -> tuple[Recipe, Trainer]:
+    """A trainer before its first step, and the recipe with the vocabulary of its text."""
+    recipe = recipe.with_vocabulary(text.tokenizer.size)
+    rows = value_at(recipe.training.batch, 0)
+    lanes = Lanes(text.ids, text.starts if recipe.data.documents else [], rows, text.fingerprint, text.name)
+    torch.manual_seed(recipe.training.seed)
+    try:
+        model = family(recipe.family)(recipe.model)
+    except (RuntimeError, MemoryError) as error:
+        why = str(error).partition("\n")[0][:100]
+        raise ConfigError(f"a model of this shape does not fit into memory ({why}); make it smaller") from None
+    return recipe, Trainer(recipe, model, text.tokenizer, lanes, device, observers)
+
+
+def train(
+    recipe: Recipe,
+    out: Path,
+    *,
+    resume: str | None = None,
+    device: torch.device | str = "cpu",
+    observers: Sequence[Observer] | None = None,
+) -> Outcome:
+    """Train to the recipe's end in the folder `out`; `resume` is 'auto' or the path of a checkpoint or a run."""
+    device = torch.device(device)
+    out = Path(out)
+    check_folder(out, resume)
+    start = find_start(out, resume)
+    text = open_text(recipe, "train")
+    watching = default_observers(recipe, out, text) if observers is None else list(observers)
+    recipe, trainer = make_trainer(recipe, text, device, watching)
+    if (out / RECIPE).is_file():
+        check_same(recipe, load_recipe(out / RECIPE), out)
+    if start is not None:
+        if start.path.parent.resolve() != out.resolve() and (start.path.parent / RECIPE).is_file():
+            check_same(recipe, load_recipe(start.path.parent / RECIPE), start.path.parent)
+        snapshot.load(trainer, start)
+    before = trainer.step
+    if not trainer.finished:
+        write_about(out, recipe, text, device)
+        trainer.run()
+    return Outcome(out, trainer.step, trainer.finished, trainer.interrupted, trainer.step - before)
+
+
+def default_observers(recipe: Recipe, out: Path, text: Encoded) -> list[Observer]:
+    """In the order they are called: what a checkpoint must hold or follow comes before it."""
+    training = recipe.training
+    observers: list[Observer] = [Metrics(out), TensorBoard(out), Progress()]
+    if training.validate_every:
+        held_out = open_corpus(recipe.data.corpus, "valid", text.tokenizer)
+        if len(held_out) < 2:
+            raise DataError(f"the valid split of {held_out.name} has {len(held_out)} tokens; give it more text")
+        observers.append(Validate(held_out, training.validate_every, training.validate_tokens))
+    if training.patience:
+        observers.append(EarlyStop(training.patience))
+    return [*observers, Checkpoints(out, training.save_every, training.keep)]
+
+
+def check_folder(out: Path, resume: str | None) -> None:
+    """An output folder is new, empty, or holds the run that is to be resumed."""
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out} is a file; give the name of a folder")
+    if not out.exists() or not any(out.iterdir()):
+        return
+    if not (out / RECIPE).is_file():
+        raise ConfigError(f"--out {out} is not empty and holds no run; choose another folder")
+    if resume is None:
+        raise ConfigError(f"--out {out} holds a run; add --resume auto to go on with it, or choose another folder")
+
+
+def find_start(out: Path, resume: str | None) -> Verified | None:
+    """The checkpoint to go on from; None for a run that begins."""
+    if resume is None:
+        return None
+    own = store.newest_good(out, keep=snapshot.PARTS).found
+    if resume == "auto":
+        return own
+    path = Path(resume)
+    if not path.is_dir():
+        raise CheckpointError(f"there is no run or checkpoint {path} to resume; --resume auto takes what --out holds")
+    if not path.name.startswith("checkpoint-"):
+        found = store.newest_good(path, keep=snapshot.PARTS).found
+        if found is None:
+            raise CheckpointError(f"{path} holds no whole checkpoint to resume")
+    else:
+        found = store.read_folder(path, snapshot.PARTS)
+    if own is not None and own.path.resolve() != found.path.resolve():
+        raise ConfigError(
+            f"--out {out} has come as far as {own.path.name}, and --resume names {path}; "
+            "to branch off from there give another --out"
+        )
+    return found
+
+
+def check_same(recipe: Recipe, stored: Recipe, where: Path) -> None:
+    """A run goes on with the recipe it began with, save for its end and what watches it."""
+    now, then = _flat(recipe), _flat(stored)
+    for key in sorted(now.keys() | then.keys()):
+        if now.get(key) != then.get(key) and key not in FREE and not key.startswith(("evaluation.", "expected.")):
+            raise ConfigError(
+                f"{where} holds a run with {key}={config.show(then.get(key, 'unset'))}, and this one has "
+                f"{config.show(now.get(key, 'unset'))}; choose another --out, or leave {key} as it was"
+            )
+
+
+def _flat(recipe: Recipe) -> dict[str, Any]:
+    tables: Mapping[str, Any] = {
+        "model": {"family": recipe.family, **config.plain(recipe.model)},
+        **{name: config.plain(getattr(recipe, name)) for name in ("data", "training")},
+    }
+    return {f"{table}.{key}": value for table, values in tables.items() for key, value in values.items()}
+
+
+def write_about(out: Path, recipe: Recipe, text: Encoded, device: torch.device) -> None:
+    """recipe.toml, and run.json with an entry for each process that worked on the run."""
+    store.write_file(out / RECIPE, recipe.to_toml().encode())
+    processes: list[Any] = []
+    if (out / ENVIRONMENT).is_file():
+        try:
+            processes = json.loads((out / ENVIRONMENT).read_text(encoding="utf-8"))["processes"]
+        except (OSError, ValueError, KeyError, TypeError):
+            processes = []
+    about = {
+        "data": {"name": text.name, "split": text.split, "tokens": len(text), "fingerprint": text.fingerprint},
+        "processes": [*processes, describe(device)],
+    }
+    store.write_file(out / ENVIRONMENT, (json.dumps(about, indent=1) + "\n").encode())

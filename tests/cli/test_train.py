@@ -1,0 +1,108 @@
+"""`longspan train`: what it refuses, what it tells, and a run that is interrupted, resumed, scored and used."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from .conftest import Cli
+
+SHAPE = ["layers=1", "width=16", "heads=2", "segment=8", "memory=8", "inner=16"]
+RUN = ["batch=2", "steps=12", "save_every=3", "validate_every=6", "validate_tokens=100", "keep=2"]
+SMALL = [f"model.{key}" for key in SHAPE] + [f"training.{key}" for key in RUN]
+
+
+def sets(*pairs: str) -> list[str]:
+    return [part for pair in pairs for part in ("--set", pair)]
+
+
+@pytest.fixture
+def novel(tmp_path: Path) -> Path:
+    path = tmp_path / "novel.txt"
+    path.write_bytes(b"It was a dark and stormy night; the rain fell in torrents.\n" * 60)
+    return path
+
+
+def test_a_run_from_text_to_score(cli: Cli, novel: Path) -> None:
+    told = cli("train", "--recipe", "tiny", "--data", novel, "--out", "run", *sets(*SMALL))
+    assert told.code == 0, told.err
+    assert told.out == "finished after step 12: run\n"
+    assert "held-out text" in told.err
+    names = {path.name for path in Path("run").iterdir()}
+    assert {"recipe.toml", "run.json", "metrics.jsonl", "best", "checkpoint-9", "checkpoint-12", "tensorboard"} <= names
+    again = cli("train", "--out", "run", "--resume", "auto")
+    assert (again.code, again.out) == (0, "run was finished already, after step 12\n")
+    assert cli("eval", "run", "--data", novel, "--split", "test", "--json").json["scored"] > 0
+    assert cli("generate", "run", "-p", "It was", "-n", 5).code == 0
+    longer = cli("train", "--out", "run", "--resume", "auto", "--set", "training.steps=15")
+    assert (longer.code, longer.out) == (0, "finished after step 15: run\n")
+    steps = [json.loads(line)["step"] for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, 16))
+
+
+def test_what_is_wrong_is_told_and_nothing_is_left(cli: Cli, novel: Path) -> None:
+    small = ["train", "--recipe", "tiny", *sets(*SMALL)]
+    Path("empty.txt").write_bytes(b"")
+    Path("short.txt").write_bytes(b"short")
+    cli("train", "--recipe", "tinny", "--out", "run").refused("did you mean 'tiny'")
+    cli(*small, "--data", "nowhere.txt", "--out", "run").refused("there is no file or folder nowhere.txt")
+    cli(*small, "--data", "empty.txt", "--out", "run").refused("empty.txt")
+    cli(*small, "--data", "short.txt", "--out", "run").refused("short.txt")
+    cli(*small, "--data", novel, "--out", "run", "--set", "training.bach=3").refused("did you mean 'training.batch'")
+    cli(*small, "--data", novel, "--out", "run", "--set", "training.batch=5000").refused("too few for a batch of 5000")
+    cli(*small, "--data", novel, "--out", "run", "--set", "data.tokens=byts").refused("did you mean 'bytes'")
+    cli(*small, "--data", novel, "--out", "run", "--resume", "nowhere").refused("nowhere")
+    cli(*small, "--data", novel, "--out", "run", "--seed", -1).refused("training.seed=-1")
+    cli(*small, "--data", novel, "--out", "run", "--seed", 2**70).refused("training.seed")
+    cli(*small, "--data", novel, "--out", "run", "--set", "model.width=100000000").refused("make it smaller")
+    cli(*small, "--data", novel, "--out", novel).refused("is a file")
+    cli(*small, "--data", novel).refused("--out is missing")
+    cli("train", "--out", "run", "--resume", "auto").refused("--recipe")
+    assert not Path("run").exists()
+
+
+def test_another_run_and_another_text_are_refused(cli: Cli, novel: Path) -> None:
+    small = ["train", "--recipe", "tiny", "--data", novel, "--out", "run", *sets(*SMALL)]
+    assert cli(*small).code == 0
+    cli(*small).refused("holds a run", "--resume auto")
+    cli(*small, "--resume", "auto", "--set", "model.layers=2").refused("model.layers=1", "choose another --out")
+    novel.write_bytes(novel.read_bytes() + b"The end.\n" * 50)
+    cli(*small, "--resume", "auto", "--set", "training.steps=15").refused("not the text this run was trained on")
+
+
+def test_print_config_is_a_recipe(cli: Cli, novel: Path) -> None:
+    told = cli("train", "--recipe", "tiny", "--set", "model.memory=32", "--print-config")
+    assert "memory = 32" in told.out
+    Path("mine.toml").write_text(told.out)
+    assert cli("train", "--recipe", "mine.toml", "--print-config").out == told.out
+
+
+def test_dry_run_tells_the_cost_and_writes_nothing(cli: Cli, novel: Path) -> None:
+    told = cli("train", "--recipe", "tiny", "--data", novel, "--dry-run", *sets(*SMALL))
+    assert told.code == 0, told.err
+    for line in ("parameters", "tokens per step", "steps per pass", "memory", "tokens per second", "time"):
+        assert line in told.out
+    assert {path.name for path in Path().iterdir()} == {"novel.txt", "cache"}
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_process_says_how_to_go_on(number: signal.Signals, code: int, cli: Cli, novel: Path) -> None:
+    command = [sys.executable, "-c", "from longspan.cli.main import main; main()", "train", "--recipe", "tiny"]
+    command += ["--data", str(novel), "--out", "run", *sets(*SMALL, "training.steps=100000")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ)
+    deadline = time.monotonic() + 60
+    while not list(Path("run").glob("checkpoint-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == code, told
+    assert "go on with: longspan train --out run --resume auto" in told
+    assert "Traceback" not in told
+    step = max(int(path.name.partition("-")[2]) for path in Path("run").glob("checkpoint-*"))
+    going_on = cli("train", "--out", "run", "--resume", "auto", "--set", f"training.steps={step + 2}")
+    assert going_on.out == f"finished after step {step + 2}: run\n"

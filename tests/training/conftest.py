@@ -1,0 +1,71 @@
+"""A small text and small recipes, and runs of them that need no terminal."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from longspan.data import Encoded
+from longspan.tokens import ByteTokenizer
+from longspan.training import run
+from longspan.training.loop import Observer
+from longspan.training.observers.checkpoints import Checkpoints
+from longspan.training.observers.metrics import Metrics, read_lines
+from longspan.training.recipe import Recipe, build_recipe
+
+Make = Callable[..., Recipe]
+ALPHABET = np.frombuffer(b"the quick brown fox jumps over a lazy dog.\n", np.uint8)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make_text(tokens: int = 700, fingerprint: str = "a" * 64) -> Encoded:
+    """Random words of a small alphabet in three documents."""
+    ids = np.random.default_rng(7).choice(ALPHABET, tokens)
+    starts = np.array([0, tokens // 3, tokens // 2], np.int64)
+    return Encoded("a small text", "train", ids, starts, ByteTokenizer(), fingerprint, tokens)
+
+
+def make_recipe(**changes: Any) -> Recipe:
+    """Two layers, dropout, a memory; `training_steps=5` changes training.steps, and so on."""
+    values: dict[str, dict[str, Any]] = {
+        "model": {"layers": 2, "width": 16, "heads": 2, "inner": 24, "segment": 8, "memory": 12, "dropout": 0.2},
+        "data": {},
+        "training": {"steps": 12, "batch": 4, "lr": 0.01, "clip": 0.5, "warmup": 3, "save_every": 1, "keep": 100},
+        "evaluation": {},
+    }
+    for key, value in changes.items():
+        table, _, name = key.partition("_")
+        values[table][name] = value
+    return build_recipe(values, "small")
+
+
+def train(
+    recipe: Recipe, out: Path, text: Encoded, monkeypatch: pytest.MonkeyPatch, *more: Observer, **options: Any
+) -> run.Outcome:
+    monkeypatch.setattr(run, "open_text", lambda recipe, split: text)
+    training = recipe.training
+    watching = [Metrics(out), *more, Checkpoints(out, training.save_every, training.keep)]
+    return run.train(recipe, out, observers=watching, **options)
+
+
+def losses(out: Path) -> list[float]:
+    rows = read_lines(out / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)), "each step once, in order"
+    return [row["loss"] for row in rows]
+
+
+def content(checkpoint: Path) -> dict[str, str]:
+    """What must be equal to the last bit: weights, averages, optimiser, random state, memory."""
+    names = ("model.safetensors", "training.safetensors")
+    return {name: hashlib.sha256((checkpoint / name).read_bytes()).hexdigest() for name in names}

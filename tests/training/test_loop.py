@@ -1,0 +1,234 @@
+"""The loop and what watches it."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from longspan.checkpoints import store
+from longspan.checkpoints.model_folder import load_model
+from longspan.errors import DeviceError
+from longspan.training import run, snapshot
+from longspan.training.dropout import LockedDropout, Objective
+from longspan.training.dry_run import dry_run
+from longspan.training.observers.early_stop import EarlyStop
+from longspan.training.observers.metrics import cut_after
+from longspan.training.observers.tensorboard import TensorBoard
+from longspan.training.observers.validation import Validate, sample
+from tests.training.conftest import losses, make_recipe, make_text, train
+
+CPU = torch.device("cpu")
+REPOSITORY = Path(__file__).parents[2]
+
+
+def test_it_learns_and_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = make_recipe(training_steps=60, training_save_every=20, training_keep=2, model_dropout=0.0)
+    train(recipe, tmp_path, make_text(), monkeypatch)
+    curve = losses(tmp_path)
+    assert curve[-1] < 0.75 * curve[0]
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-40", "checkpoint-60"]
+    line = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[9])
+    assert set(line) == {"step", "tokens", "loss", "bits", "lr", "grad_norm", "tokens_per_second", "seconds"}
+    assert line["tokens"] == 10 * 4 * 8
+    assert line["bits"] == pytest.approx(line["loss"] / math.log(2))
+    about = json.loads((tmp_path / "run.json").read_text())
+    assert about["data"]["tokens"] == 700
+    assert {"commit", "torch", "processor", "device"} <= set(about["processes"][0])
+
+
+def test_muon_learns_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = make_recipe(training_steps=60, training_save_every=100, training_optimizer="muon", model_dropout=0.0)
+    train(recipe, tmp_path, make_text(), monkeypatch)
+    assert losses(tmp_path)[-1] < 0.75 * losses(tmp_path)[0]
+
+
+def test_the_empty_state_of_full_size_is_the_empty_state() -> None:
+    _, trainer = run.make_trainer(make_recipe(model_dropout=0.0), make_text(), CPU)
+    batch = trainer.lanes.next(8)
+    tokens, targets = torch.from_numpy(batch.tokens), torch.from_numpy(batch.targets)
+    full, empty = trainer.empty_state(4), trainer.model.initial_state(4)
+    assert full.parts["hidden"][0].shape == (4, 12, 16)
+    assert not any(t.any() for t in full.tensors().values())
+    first, _ = trainer.model.losses(tokens, targets, full)
+    second, _ = trainer.model.losses(tokens, targets, empty)
+    torch.testing.assert_close(first, second)
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch() -> None:
+    gradients = []
+    for parts in (1, 2, 4):
+        recipe = make_recipe(training_accumulate=parts, model_dropout=0.0)
+        _, trainer = run.make_trainer(recipe, make_text(), CPU)
+        for _ in range(2):
+            trainer._accumulate(trainer.lanes.next(8), 8, 0.0)
+        gradients.append(torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]))
+    torch.testing.assert_close(gradients[1], gradients[0], atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(gradients[2], gradients[0], atol=1e-6, rtol=1e-4)
+
+
+def test_checkpointed_activations_change_nothing() -> None:
+    curves = []
+    for again in (False, True):
+        recipe = make_recipe(training_checkpoint_activations=again, model_attention_dropout=0.1)
+        _, trainer = run.make_trainer(recipe, make_text(), CPU)
+        rows = []
+        trainer._tell = rows.extend  # type: ignore[method-assign]
+        for _ in range(5):
+            trainer.take_step()
+        curves.append([row.loss for row in rows])
+    assert curves[0] == pytest.approx(curves[1], rel=1e-5)
+
+
+def test_locked_dropout_drops_the_same_units_at_every_position() -> None:
+    dropout = LockedDropout(0.5)
+    dropped = dropout(torch.ones(3, 7, 11))
+    assert (dropped == dropped[:, :1]).all()
+    assert 0 < (dropped == 0).float().mean() < 1
+    assert not torch.equal(dropped[0], dropped[1])
+    assert torch.equal(dropout.eval()(torch.ones(2, 3, 4)), torch.ones(2, 3, 4))
+
+
+def test_weight_dropout_reaches_the_weights_and_only_while_training() -> None:
+    recipe = make_recipe(model_dropout=0.0, training_weight_dropout=0.5)
+    _, trainer = run.make_trainer(recipe, make_text(), CPU)
+    batch = trainer.lanes.next(8)
+    inputs = (torch.from_numpy(batch.tokens), torch.from_numpy(batch.targets), trainer.empty_state(4), 0.0, None)
+    assert isinstance(trainer.objective, Objective)
+    first, _ = trainer.objective(*inputs)
+    second, _ = trainer.objective(*inputs)
+    assert first.item() != second.item()
+    first.backward()
+    assert all(p.grad is not None for p in trainer.objective.dropped.values())
+    with trainer.as_model() as model:
+        plain = [model.losses(*inputs[:3])[0].mean().item() for _ in range(2)]
+    assert plain[0] == plain[1]
+
+
+def test_validation_keeps_the_best_and_ends_a_run_that_gets_no_better(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = make_recipe(training_steps=400, training_validate_every=4, training_patience=2, training_lr=0.2)
+    watching = [Validate(make_text(300), 4, tokens=200), EarlyStop(2)]
+    outcome = train(recipe, tmp_path, make_text(), monkeypatch, *watching)
+    assert outcome.finished
+    assert outcome.step < 400
+    scores = [json.loads(line) for line in (tmp_path / "validation.jsonl").read_text().splitlines()]
+    best = min(scores, key=lambda score: score["nats"])
+    assert scores[-3]["nats"] == best["nats"]
+    assert f"{best['step']:,} steps" in (tmp_path / "best" / "README.md").read_text()
+    assert load_model(tmp_path).path.name == "best"
+    assert train(recipe, tmp_path, make_text(), monkeypatch, *watching, resume="auto").took_steps == 0
+
+
+def test_every_validation_scores_the_weights_of_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model may keep what it made from its weights between two validations; it must notice that they have moved."""
+    recipe, held_out = make_recipe(training_lr=0.05, evaluation_memory=20), make_text(300)
+    train(recipe, tmp_path, make_text(), monkeypatch, Validate(held_out, 4))
+    scores = [json.loads(line) for line in (tmp_path / "validation.jsonl").read_text().splitlines()]
+    assert [score["step"] for score in scores] == [4, 8, 12]
+    for score in scores:
+        _, fresh = run.make_trainer(recipe, make_text(), CPU)
+        snapshot.load(fresh, store.read_folder(tmp_path / f"checkpoint-{score['step']}", snapshot.PARTS))
+        assert Validate(held_out, 1).score(fresh).nats == score["nats"]
+
+
+def test_watching_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, text = make_recipe(training_averaging="ema"), make_text()
+    train(recipe, tmp_path / "plain", text, monkeypatch)
+    train(recipe, tmp_path / "watched", text, monkeypatch, Validate(text, 2), TensorBoard(tmp_path / "watched"))
+    assert losses(tmp_path / "plain") == losses(tmp_path / "watched")
+    assert list((tmp_path / "watched" / "tensorboard").iterdir())
+
+
+def test_a_checkpoint_is_a_model_and_with_averaging_holds_the_average(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, text = make_recipe(training_averaging="ema"), make_text()
+    train(recipe, tmp_path, text, monkeypatch)
+    loaded = load_model(tmp_path / "checkpoint-12")
+    _, trainer = run.make_trainer(recipe, text, CPU)
+    start = run.find_start(tmp_path, "auto")
+    assert start is not None
+    snapshot.load(trainer, start)
+    assert trainer.average is not None
+    for name, parameter in loaded.model.named_parameters():
+        assert torch.equal(parameter, trainer.average.means[name])
+        assert not torch.equal(parameter, trainer.average.parameters[name])
+
+
+def test_lines_after_the_resumed_step_are_cut(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.dumps({"step": s, "loss": s / 2}) for s in (1, 2, 3, 3, 4)]
+    path.write_text("\n".join(lines) + '\n{"step": 5, "lo')
+    cut_after(path, 3)
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
+
+
+def test_limits_in_tokens_and_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_tokens = make_recipe(training_steps=None, training_tokens=100)
+    assert train(by_tokens, tmp_path / "tokens", make_text(), monkeypatch).step == 4
+    by_seconds = make_recipe(training_steps=None, training_seconds=0.5, training_save_every=10**6)
+    assert train(by_seconds, tmp_path / "seconds", make_text(), monkeypatch).finished
+    rows = [json.loads(line) for line in (tmp_path / "seconds" / "metrics.jsonl").read_text().splitlines()]
+    assert 0.4 < rows[-1]["seconds"] < 3
+
+
+def test_a_dry_run_counts_and_writes_nothing() -> None:
+    cost = dry_run(make_recipe(training_steps=1000), make_text(), CPU)
+    assert cost.parameters == sum(
+        p.numel() for p in run.make_trainer(make_recipe(), make_text(), CPU)[1].model.parameters()
+    )
+    assert cost.tokens_per_step == 32
+    assert cost.steps_per_pass == 22
+    assert cost.seconds > 0
+    assert cost.memory_bytes > 2**20
+
+
+COMPILED = """
+import torch
+from torch._dynamo.testing import CompileCounter
+from longspan.training import run
+from tests.training.conftest import make_recipe, make_text
+
+_, trainer = run.make_trainer(make_recipe(), make_text(300), torch.device("cpu"))
+counter = CompileCounter()
+trainer.fast_objective = torch.compile(trainer.objective, backend=counter, dynamic=False, fullgraph=True)
+seen = []
+for _ in range(24):
+    trainer.take_step()
+    seen.append(counter.frame_count)
+assert trainer.lanes.passes >= 2
+# One graph for batches in which a document begins, one for those in which none does.
+assert seen[-1] <= 2, seen
+assert seen[8:] == [seen[-1]] * len(seen[8:]), seen
+"""
+
+
+def test_compiled_it_compiles_once() -> None:
+    """No graph breaks, and nothing recompiled after the first pass, short last segments included.
+
+    In a process of its own: the shape checks of these tests are nothing a compiler could see through.
+    """
+    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_narrow_numbers_on_a_cpu_are_refused() -> None:
+    with pytest.raises(DeviceError, match="hundreds of times slower"):
+        run.make_trainer(make_recipe(training_precision="bfloat16"), make_text(), CPU)
+
+
+def test_a_sample_of_held_out_text_lies_over_all_of_it() -> None:
+    text = make_text(700)
+    ids, starts = sample(text, 160)
+    assert len(ids) == 160
+    assert (ids[:10] == text.ids[:10]).all()
+    assert (ids[-10:] == text.ids[-10:]).all()
+    assert set(range(0, 160, 10)) <= set(starts.tolist())
+    whole, begins = sample(text, 10**6)
+    assert len(whole) == 700
+    assert begins.tolist() == text.starts.tolist()

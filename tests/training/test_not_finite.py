@@ -1,0 +1,142 @@
+"""Test 6 of reliability: NaN, infinity and spikes never reach the weights, nor a checkpoint."""
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from longspan.checkpoints.store import newest_good
+from longspan.checkpoints.weights import parse_weights
+from longspan.training import run
+from longspan.training.guard import PATIENCE, SETTLED, Guard
+from longspan.training.ledger import NotFiniteError
+from longspan.training.loop import Observer, Trainer
+from tests.training.conftest import content, losses, make_recipe, make_text, train
+
+TORTURE = bool(os.environ.get("LONGSPAN_TORTURE"))
+
+
+class Poisoned(nn.Module):
+    """An objective whose loss, or whose gradient alone, is multiplied by something at one step."""
+
+    def __init__(self, trainer: Trainer, step: int, factor: float, gradient_only: bool) -> None:
+        super().__init__()
+        self.inner, self.trainer = trainer.objective, [trainer]
+        self.step, self.factor, self.gradient_only = step, factor, gradient_only
+
+    def forward(self, *inputs: Any) -> tuple[torch.Tensor, Any]:
+        loss, state = self.inner(*inputs)
+        if self.trainer[0].step + 1 == self.step:
+            if self.gradient_only:
+                loss.register_hook(lambda gradient: gradient * self.factor)
+            else:
+                loss = loss * self.factor
+        return loss, state
+
+
+class Poison(Observer):
+    def __init__(self, step: int, factor: float, gradient_only: bool) -> None:
+        self.step, self.factor, self.gradient_only = step, factor, gradient_only
+        self.weights: dict[int, list[torch.Tensor]] = {}
+        self.trainer: Trainer | None = None
+
+    def begin(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        trainer.objective = trainer.fast_objective = Poisoned(trainer, self.step, self.factor, self.gradient_only)
+        self.after_step(trainer)
+
+    def after_step(self, trainer: Trainer) -> None:
+        self.weights[trainer.step] = [p.detach().clone() for p in trainer.model.parameters()]
+
+
+STEPS = range(1, 13) if TORTURE else (1, 2, 7)
+KINDS = [(math.nan, False), (math.inf, False), (-math.inf, False), (math.nan, True), (math.inf, True)]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize(("factor", "gradient_only"), KINDS)
+@pytest.mark.parametrize("step", STEPS)
+def test_what_is_not_finite_stops_the_run(
+    step: int, factor: float, gradient_only: bool, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, text, out = make_recipe(training_optimizer=optimizer), make_text(300), tmp_path / "run"
+    poison = Poison(step, factor, gradient_only)
+    what = "gradient" if gradient_only else "loss"
+    with pytest.raises(
+        NotFiniteError, match=rf"step {step} has a {what} that is not finite, on the batch at tokens \d"
+    ):
+        train(recipe, out, text, monkeypatch, poison)
+    assert poison.trainer is not None
+    for now, before in zip(poison.trainer.model.parameters(), poison.weights[step - 1], strict=True):
+        assert torch.equal(now.detach(), before)
+    assert len(losses(out)) == step - 1
+    newest = newest_good(out).found
+    assert (newest is None) if step == 1 else (newest is not None and newest.path.name == f"checkpoint-{step - 1}")
+    if step == 7 and not gradient_only:
+        train(recipe, tmp_path / "whole", text, monkeypatch)
+        assert train(recipe, out, text, monkeypatch, resume="auto").finished
+        assert content(out / "checkpoint-12") == content(tmp_path / "whole" / "checkpoint-12")
+
+
+@pytest.mark.parametrize("step", range(35, 60) if TORTURE else (35, 40))
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_spike_leaves_the_weights_alone_and_the_run_goes_on(
+    step: int, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = make_recipe(training_optimizer=optimizer, training_steps=step + 3, training_save_every=1000)
+    poison = Poison(step, 1e4, True)
+    assert train(recipe, tmp_path / "run", make_text(300), monkeypatch, poison).finished
+    for after, before in zip(poison.weights[step], poison.weights[step - 1], strict=True):
+        assert torch.equal(after, before)
+    assert any(not torch.equal(a, b) for a, b in zip(poison.weights[step + 1], poison.weights[step], strict=True))
+
+
+def test_weights_that_a_step_took_too_far_are_never_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = make_recipe(training_lr=1e38, training_warmup=0, training_spike=0.0, model_dropout=0.0)
+    with pytest.raises(NotFiniteError, match="not finite"):
+        train(recipe, tmp_path, make_text(300), monkeypatch)
+    newest = newest_good(tmp_path, keep=("model.safetensors",)).found
+    if newest is not None:
+        weights = parse_weights(newest.contents["model.safetensors"], "here")
+        assert all(tensor.isfinite().all() for tensor in weights.values())
+
+
+def test_bad_steps_gathered_in_a_window_are_found_and_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the device runs ahead, steps after a bad one are taken before anyone looks: none may move a weight."""
+    _, trainer = run.make_trainer(make_recipe(), make_text(300), torch.device("cpu"))
+    trainer.ledger.window = 6
+    for _ in range(2):
+        trainer.take_step()
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    trainer.objective = trainer.fast_objective = Poisoned(trainer, 3, math.nan, False)
+    for _ in range(3):
+        trainer.take_step()
+    with pytest.raises(NotFiniteError, match="step 3 "):
+        trainer.take_step()
+    assert trainer.step == 6
+    for now, then in zip(trainer.model.parameters(), before, strict=True):
+        assert torch.equal(now.detach(), then)
+
+
+def test_a_new_level_is_not_taken_for_spikes_for_ever() -> None:
+    guard, loss = Guard(10.0, torch.device("cpu")), torch.tensor(1.0)
+    for k in range(SETTLED + 8):
+        assert guard.judge(loss, torch.tensor(1.0 + 0.01 * (k % 3))).item() == 0
+    skipped = [guard.judge(loss, torch.tensor(50.0)).item() for _ in range(PATIENCE + 4)]
+    assert skipped == [1.0] * PATIENCE + [0.0] * 4
+    assert guard.judge(loss, torch.tensor(55.0)).item() == 0
+
+
+def test_a_small_rise_is_no_spike_and_zero_turns_it_off() -> None:
+    loss = torch.tensor(1.0)
+    steady, off = Guard(10.0, torch.device("cpu")), Guard(0.0, torch.device("cpu"))
+    for _ in range(SETTLED):
+        steady.judge(loss, torch.tensor(1.0))
+        off.judge(loss, torch.tensor(1.0))
+    assert steady.judge(loss, torch.tensor(3.9)).item() == 0
+    assert off.judge(loss, torch.tensor(1e9)).item() == 0
+    assert off.judge(loss, torch.tensor(math.inf)).item() == 1

@@ -1,0 +1,107 @@
+"""Every recipe loads, builds the published shape, and says clearly what is wrong with a bad one."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from longspan.errors import ConfigError, LongspanError
+from longspan.models.families import family
+from longspan.training.recipe import build_recipe, load_recipe, recipe_names
+
+# preset: (parameters of the authors' code, vocabulary, evaluation segment / memory / clamp)
+PUBLISHED = {
+    "enwik8-base": (41_055_436, 204, (80, 2100, 820)),
+    "enwik8-large": (277_231_820, 204, (128, 3800, 1000)),
+    "text8-base": (41_055_436 - (204 - 27) * 513, 27, (80, 2100, 820)),
+    "text8-large": (277_050_395, 27, (128, 3800, 1000)),
+    "wt103-base": (151_107_538, 267_735, (64, 640, 400)),
+    "wt103-large": (285_170_506, 267_735, (128, 1600, 1000)),
+    "lm1b-base": (357_812_082, 793_471, (32, 128, None)),
+    "lm1b-large": (841_295_982, 793_471, (32, 128, None)),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_presets_have_the_published_parameters(name: str) -> None:
+    recipe = load_recipe(name)
+    with torch.device("meta"):
+        model = family(recipe.family)(recipe.model)
+    count = sum(p.numel() for p in model.parameters())
+    parameters, vocabulary, (segment, memory, clamp) = PUBLISHED[name]
+    assert count == parameters == recipe.expected.parameters
+    assert recipe.model.vocabulary == vocabulary
+    assert (recipe.evaluation.segment, recipe.evaluation.memory, recipe.evaluation.clamp) == (segment, memory, clamp)
+    assert recipe.evaluation.same_length
+    assert recipe.training.lr == 2.5e-4
+    assert recipe.training.clip == 0.25
+    assert recipe.model.segment == recipe.model.memory
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_resolved_recipe_reads_back_as_itself(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe(name)
+    (tmp_path / "again.toml").write_text(recipe.to_toml())
+    assert load_recipe(tmp_path / "again.toml") == recipe
+
+
+def test_overrides_win_and_schedules_are_read() -> None:
+    recipe = load_recipe("tiny", ["model.memory=32", "training.batch=[[0, 4], [50, 8]]", "training.schedule=linear"])
+    assert recipe.model.memory == 32
+    assert recipe.training.batch == ((0, 4), (50, 8))
+    assert recipe.training.schedule == "linear"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[training]\nsteps = 5\nbach = 3\n", "line 3: no key called 'training.bach'; did you mean 'training.batch'"),
+        ("[model]\nlayers = 'two'\n[training]\nsteps = 5\n", 'line 2: model.layers="two" is of the wrong type'),
+        ("[training]\nsteps = 5\n\n[modell]\nlayers = 2\n", "line 4: no table called 'modell'; did you mean 'model'"),
+        ("[model]\nfamily = 'transformerxl'\n[training]\nsteps = 5\n", "did you mean 'transformer-xl'"),
+        ("[training]\nlr = 1e-3\n", "give a limit in steps, tokens or seconds"),
+        ("[training]\nsteps = 5\naccumulate = 4\nbatch = 6\n", "line 3: training.accumulate=4 does not divide"),
+        ("[training]\nsteps = 5\nbatch = [[3, 4]]\n", "line 3: training.batch=.* rising steps, the first at step 0"),
+        ("[training]\nsteps = 5\nbatch = []\n", "line 3: training.batch=.* rising steps, the first at step 0"),
+        ("[training]\nsteps = 5\npatience = 2\n", "line 3: training.patience=2 counts validations"),
+        ("[training]\nsteps = 5\nschedule = 'cosin'\n", "line 3: .*did you mean 'cosine'"),
+        ("training = 5\n", "training=5 is a plain value"),
+        ("name = 5\n[training]\nsteps = 1\n", "name=5 is of the wrong type"),
+        ("steps = [", "is not TOML"),
+    ],
+)
+def test_a_bad_recipe_is_told_in_one_sentence(text: str, sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=sentence):
+        load_recipe(path)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "sentence"),
+    [
+        (["training.stepps=5"], "no key called 'training.stepps'; did you mean 'training.steps'"),
+        (["training.steps=five"], 'training.steps="five" is of the wrong type'),
+        (["training=5"], "training=5 is a plain value"),
+        (["model.width=17"], "model.width=17 is not divisible by heads=4"),
+        (["training.lr=nan"], "training.lr=nan is of the wrong type"),
+    ],
+)
+def test_a_bad_override_is_told_without_a_line(pairs: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        load_recipe("tiny", pairs)
+    assert "line" not in str(caught.value)
+
+
+def test_an_unknown_recipe_is_told_with_the_nearest_name() -> None:
+    with pytest.raises(LongspanError, match="no recipe called 'tinny'; did you mean 'tiny'"):
+        load_recipe("tinny")
+    with pytest.raises(LongspanError, match=r"there is no recipe file nowhere/x\.toml"):
+        load_recipe("nowhere/x.toml")
+
+
+def test_the_vocabulary_comes_from_the_data() -> None:
+    recipe = build_recipe({"model": {"layers": 1}, "training": {"steps": 1}})
+    assert recipe.with_vocabulary(27).model.vocabulary == 27
+    with pytest.raises(ConfigError, match="cutoffs"):
+        load_recipe("wt103-base").with_vocabulary(1000)

@@ -1,0 +1,156 @@
+"""Test 3 of reliability: a run resumed from any of its steps ends equal to the last bit."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longspan.checkpoints.store import CheckpointWarning
+from longspan.errors import CheckpointError, ConfigError, DataError
+from longspan.training.loop import Observer, Trainer
+from tests.training.conftest import content, losses, make_recipe, make_text, train
+
+TORTURE = bool(os.environ.get("LONGSPAN_TORTURE"))
+# 4 rows of 8 tokens: a text of 120 tokens ends a pass every fourth step, with a shorter segment.
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "dropout and carried memory": {},
+    "ends of passes": {"tokens": 120},
+    "accumulation": {"training_accumulate": 2, "tokens": 120},
+    "schedules": {
+        "training_batch": [[0, 2], [3, 4], [6, 3]],
+        "training_segment": [[0, 4], [2, 8]],
+        "training_memory": [[0, 4], [5, 12]],
+        "tokens": 300,
+    },
+    "muon and ema": {"training_optimizer": "muon", "training_averaging": "ema", "training_weight_decay": 0.01},
+    "asgd, locked and weight dropout": {
+        "training_averaging": "asgd",
+        "training_average_from": 3,
+        "training_locked_dropout": True,
+        "training_weight_dropout": 0.2,
+    },
+    "checkpointed activations": {"training_checkpoint_activations": True, "model_attention_dropout": 0.1},
+    "no memory": {"model_memory": 0, "tokens": 120},
+}
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_resume_from_every_step_is_exact(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The long form takes all of dropout, accumulation, carried memory and ends of passes through 60 steps.
+    steps = 61 if TORTURE and name == "accumulation" else 8
+    changes = dict(CONFIGURATIONS[name])
+    text = make_text(changes.pop("tokens", 700))
+    recipe = make_recipe(training_steps=steps, **changes)
+    rarely = make_recipe(training_steps=steps, training_save_every=1000, **changes)
+    whole = tmp_path / "whole"
+    assert train(recipe, whole, text, monkeypatch).finished
+    expected, curve = content(whole / f"checkpoint-{steps}"), losses(whole)
+    assert len(curve) == steps
+    for step in range(1, steps):
+        out = tmp_path / f"from-{step}"
+        out.mkdir()
+        for part in ("recipe.toml", "metrics.jsonl"):
+            shutil.copy(whole / part, out / part)
+        shutil.copytree(whole / f"checkpoint-{step}", out / f"checkpoint-{step}")
+        outcome = train(rarely, out, text, monkeypatch, resume="auto")
+        assert outcome.took_steps == steps - step
+        assert content(out / f"checkpoint-{steps}") == expected, f"resumed from step {step}"
+        assert losses(out) == curve
+        shutil.rmtree(out)
+
+
+class Send(Observer):
+    """Sends this process a signal after some step."""
+
+    def __init__(self, step: int, number: signal.Signals) -> None:
+        self.step, self.number = step, number
+
+    def after_step(self, trainer: Trainer) -> None:
+        if trainer.step == self.step:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_says_how_to_go_on(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, text = make_recipe(training_save_every=100), make_text()
+    train(recipe, tmp_path / "whole", text, monkeypatch)
+    out = tmp_path / "run"
+    outcome = train(recipe, out, text, monkeypatch, Send(5, number))
+    assert outcome.interrupted is number
+    assert not outcome.finished
+    assert f"longspan train --out {out} --resume auto" in outcome.sentence
+    assert (out / f"checkpoint-{outcome.step}").is_dir()
+    assert train(recipe, out, text, monkeypatch, resume="auto").finished
+    assert content(out / "checkpoint-12") == content(tmp_path / "whole" / "checkpoint-12")
+    assert losses(out) == losses(tmp_path / "whole")
+
+
+def test_resume_auto_begins_anew_and_leaves_a_finished_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, text, out = make_recipe(), make_text(), tmp_path / "run"
+    assert train(recipe, out, text, monkeypatch, resume="auto").took_steps == 12
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    outcome = train(recipe, out, text, monkeypatch, resume="auto")
+    assert (outcome.finished, outcome.took_steps) == (True, 0)
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+def test_a_broken_newest_checkpoint_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, text, out = make_recipe(), make_text(), tmp_path / "run"
+    train(recipe, out, text, monkeypatch)
+    expected, curve = content(out / "checkpoint-12"), losses(out)
+    (out / "checkpoint-12" / "manifest.json").unlink()
+    weights = out / "checkpoint-11" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
+    with pytest.warns(CheckpointWarning):
+        assert train(recipe, out, text, monkeypatch, resume="auto").took_steps == 2
+    assert content(out / "checkpoint-12") == expected
+    assert losses(out) == curve
+    assert (out / "broken-checkpoint-12").is_dir()
+
+
+def test_a_longer_run_goes_on_from_a_finished_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, out = make_text(), tmp_path / "run"
+    train(make_recipe(training_schedule="constant"), out, text, monkeypatch)
+    longer = make_recipe(training_schedule="constant", training_steps=20)
+    assert train(longer, out, text, monkeypatch, resume="auto").took_steps == 8
+    train(longer, tmp_path / "whole", text, monkeypatch)
+    assert content(out / "checkpoint-20") == content(tmp_path / "whole" / "checkpoint-20")
+
+
+def test_a_branch_starts_from_another_runs_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, text = make_recipe(), make_text()
+    train(recipe, tmp_path / "run", text, monkeypatch)
+    start = str(tmp_path / "run" / "checkpoint-5")
+    assert train(recipe, tmp_path / "branch", text, monkeypatch, resume=start).took_steps == 7
+    assert content(tmp_path / "branch" / "checkpoint-12") == content(tmp_path / "run" / "checkpoint-12")
+    with pytest.raises(ConfigError, match="to branch off from there give another --out"):
+        train(recipe, tmp_path / "run", text, monkeypatch, resume=start)
+
+
+def test_what_cannot_be_resumed_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, text, out = make_recipe(), make_text(), tmp_path / "run"
+    train(recipe, out, text, monkeypatch)
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    longer = make_recipe(training_steps=20)
+    with pytest.raises(ConfigError, match="holds a run; add --resume auto"):
+        train(recipe, out, text, monkeypatch)
+    with pytest.raises(DataError, match="a small text is not the text this run was trained on"):
+        train(longer, out, make_text(fingerprint="b" * 64), monkeypatch, resume="auto")
+    with pytest.raises(ConfigError, match=r"holds a run with model.width=16, and this one has 32"):
+        train(make_recipe(model_width=32), out, text, monkeypatch, resume="auto")
+    with pytest.raises(ConfigError, match=r"training.lr=0.01, and this one has 0.02"):
+        train(make_recipe(training_lr=0.02), out, text, monkeypatch, resume="auto")
+    with pytest.raises(CheckpointError, match="there is no run or checkpoint"):
+        train(recipe, out, text, monkeypatch, resume=str(tmp_path / "nowhere"))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("dear")
+    with pytest.raises(ConfigError, match="is not empty and holds no run"):
+        train(recipe, tmp_path / "other", text, monkeypatch, resume="auto")
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before

@@ -3,7 +3,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: test check lint parity torture gpu clean
+.PHONY: demo test check lint parity torture gpu clean
+
+demo: $(VENV)/.ready            ## trains, scores and reads a model in under five minutes
+	$(BIN)/longspan demo
 
 test: $(VENV)/.ready            ## the whole suite
 	$(BIN)/pytest -n 2 -m "not gpu and not torture"

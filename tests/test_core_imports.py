@@ -1,0 +1,38 @@
+"""The core (all but the command line, serving and plots) imports with torch, numpy and safetensors alone."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import importlib, pkgutil, sys
+import numpy, safetensors.torch, torch
+
+WITHOUT = {"typer", "click", "rich", "tqdm", "jaxtyping", "beartype", "matplotlib", "tensorboard", "tokenizers",
+           "triton", "pydantic", "fastapi", "uvicorn", "hypothesis", "transformers", "pandas", "scipy"}
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in WITHOUT:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+for name in [name for name in sys.modules if name.partition(".")[0] in WITHOUT]:
+    del sys.modules[name]
+sys.meta_path.insert(0, Absent())
+
+import longspan
+count = 0
+for module in pkgutil.walk_packages(longspan.__path__, "longspan."):
+    # Triton kernels are loaded where there is a GPU, and Triton with it.
+    if not module.name.startswith(("longspan.cli", "longspan.serving", "longspan.kernels.relative_attention.fused")):
+        importlib.import_module(module.name)
+        count += 1
+longspan.load
+assert not any(name.partition(".")[0] in WITHOUT for name in sys.modules)
+print(count)
+"""
+
+
+def test_the_core_imports_bare() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 30

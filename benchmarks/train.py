@@ -126,7 +126,7 @@ def main() -> None:
         row["ratio"] = row["tokens_per_second"] / rival["tokens_per_second"]
         row["memory_ratio"] = row["peak_gib"] / rival["peak_gib"]
     print(
-        f"{'':10} {'tokens/s':>10} {'ms/step':>8} {'peak GiB':>9} {'ratio':>6} {'memory':>9} {'spread':>6} {'warm s':>7}"
+        f"{'':10} {'tokens/s':>10} {'ms/step':>8} {'peak GiB':>9} {'ratio':>6} {'memory':>9} {'spread':>6} {'warm':>7}"
     )
     for name, row in rows.items():
         print(

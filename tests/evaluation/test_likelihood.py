@@ -1,12 +1,15 @@
 """Streaming and sliding evaluation against one forward pass per target."""
 
 import math
+import os
+import random
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 
+from longspan.config import plain
 from longspan.errors import ConfigError, DataError
 from longspan.evaluation.likelihood import Tally, sliding_losses, stream_losses
 from longspan.models.families import build
@@ -98,3 +101,23 @@ def test_wrong_use_is_told(model) -> None:
     ]:
         with pytest.raises(error, match=sentence):
             list(stream_losses(model, text, **keywords))
+
+
+@pytest.mark.parametrize("block", range(20 if os.environ.get("LONGSPAN_TORTURE") else 1))
+def test_random_cuts_change_neither_count_nor_loss(model, block: int) -> None:
+    """With same_length a stream may be cut anywhere: a hundred ways, segment by segment, against one pass."""
+    draw = random.Random(block)
+    same = build("transformer-xl", {**plain(model.config), "same_length": True}).eval()
+    same.load_state_dict(model.state_dict())
+    text = torch.from_numpy(ids(61).astype(np.int64))[None]
+    with torch.inference_mode():
+        whole, _ = same.losses(text[:, :-1], text[:, 1:], same.initial_state(1))
+        for _ in range(100):
+            edges = sorted({0, 60, *(draw.randrange(61) for _ in range(draw.randrange(1, 20)))})
+            state, pieces = same.initial_state(1), []
+            for a, b in pairwise(edges):
+                losses, state = same.losses(text[:, a:b], text[:, a + 1 : b + 1], state)
+                pieces.append(losses)
+            cut = torch.cat(pieces, dim=1)
+            assert cut.shape == whole.shape
+            assert (cut - whole).abs().max() < 1e-5, edges

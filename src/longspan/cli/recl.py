@@ -1,0 +1,206 @@
+"""`longspan recl`: how much context each model of a group makes use of."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from longspan.cli.options import DeviceName, DtypeName, Json, Threads, machine, print_json
+from longspan.errors import ConfigError
+
+if TYPE_CHECKING:
+    from longspan.cli.options import Machine
+    from longspan.evaluation.loss_table import LossTable
+    from longspan.evaluation.recl import Length
+
+CONTEXTS = "100:1000:100"
+
+
+def recl(
+    models: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="MODEL...", help="Model folders, or folders of training runs: the group."),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option("--data", help="A file or folder, or a corpus that `longspan data list` names.")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option("--split", help="train, valid or test; the whole text unless told.")
+    ] = None,
+    contexts: Annotated[
+        str | None, typer.Option("--contexts", help=f"FIRST:LAST:STEP in tokens, LAST included; {CONTEXTS}.")
+    ] = None,
+    r: Annotated[str, typer.Option("--r", help="Shares of the hardest targets, each above 0 and at most 1.")] = (
+        "0.1,0.5,1.0"
+    ),
+    targets: Annotated[
+        int | None, typer.Option("--targets", help="Tokens to predict, the same for every model and context; 200.")
+    ] = None,
+    threshold: Annotated[float, typer.Option("--threshold", help="The gain in perplexity that counts.")] = 0.01,
+    losses: Annotated[
+        Path | None, typer.Option("--losses", help="An .npz with names, contexts and losses[model, context, target].")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="A folder for figures 3 and 4 and the losses.")] = None,
+    json: Json = False,
+    device: DeviceName = "auto",
+    dtype: DtypeName = "auto",
+    threads: Threads = 0,
+) -> None:
+    """Relative effective context length of a group of models, and the effective context length of each."""
+    from longspan.evaluation.loss_table import load_table
+    from longspan.evaluation.recl import chance_gains, check_share, check_threshold, ecl
+    from longspan.evaluation.recl import recl as recl_of
+
+    shares = parse_shares(r)
+    for share in shares.values():
+        check_share(share)
+    check_threshold(threshold)
+    if losses is None:
+        where = machine(device, dtype, threads)
+        lengths = parse_contexts(CONTEXTS if contexts is None else contexts)
+        table = measured(models or [], data, split, lengths, targets, where, quiet=json)
+    else:
+        if models or data is not None or split is not None or targets is not None:
+            raise ConfigError("--losses brings its own models and targets; leave MODEL, --data and --targets out")
+        table = load_table(losses)
+        if contexts is not None:
+            table = table.at(parse_contexts(contexts))
+    found = {name: recl_of(table, share, threshold) for name, share in shares.items()}
+    effective = ecl(table, threshold)
+    if out is not None:
+        _draw(table, shares, threshold, out)
+    if json:
+        print_json(as_json(found, effective))
+    else:
+        _print_table(found, effective)
+        for sentence in chance_gains(table, found.values()):
+            print(sentence)
+
+
+def parse_contexts(text: str) -> tuple[int, ...]:
+    """100:1000:100 with its end, or 100,200,400."""
+    from longspan.evaluation.loss_table import check_contexts
+
+    parts = text.split(":" if ":" in text else ",")
+    try:
+        numbers = [int(part) for part in parts]
+    except ValueError:
+        numbers = []
+    if ":" in text:
+        if len(numbers) != 3 or min(numbers) < 1 or numbers[1] > 10**9:
+            raise ConfigError(f"--contexts {text!r} is not FIRST:LAST:STEP; {CONTEXTS} is 100, 200, ..., 1000")
+        if (numbers[1] - numbers[0]) // numbers[2] > 10_000:
+            raise ConfigError(f"--contexts {text!r} are more than 10,000; take a longer step")
+        numbers = list(range(numbers[0], numbers[1] + 1, numbers[2]))
+    elif not numbers:
+        raise ConfigError(f"--contexts {text!r} is neither FIRST:LAST:STEP nor numbers with commas")
+    check_contexts(numbers)
+    return tuple(numbers)
+
+
+def parse_shares(text: str) -> dict[str, float]:
+    """0.1,0.5,1.0, under the names they were given."""
+    try:
+        return {part.strip(): float(part) for part in text.split(",")}
+    except ValueError:
+        raise ConfigError(f"--r {text!r} is no list of shares such as 0.1,0.5,1.0") from None
+
+
+def measured(
+    paths: Sequence[Path],
+    data: str | None,
+    split: str | None,
+    contexts: tuple[int, ...],
+    targets: int | None,
+    where: "Machine",
+    *,
+    quiet: bool,
+) -> "LossTable":
+    """The losses of the models in these folders on one text, from the cache as far as it has them."""
+    from longspan.checkpoints.model_folder import load_model
+    from longspan.data.encoded import open_corpus
+    from longspan.evaluation.contexts import Passage, Subject, check_window, choose_targets, measure
+
+    if not paths:
+        raise ConfigError("no model was named; give one or more MODEL folders, or --losses FILE.npz")
+    if data is None:
+        raise ConfigError("--data is missing; give a file, a folder or the name of a corpus")
+    names = _names(paths)
+    loaded = [load_model(path, device=where.device, dtype=where.dtype) for path in paths]
+    for name, other in zip(names, loaded, strict=True):
+        check_window(other.model, contexts[-1], name)
+        if other.tokenizer.fingerprint != loaded[0].tokenizer.fingerprint:
+            raise ConfigError(
+                f"{names[0]} and {name} read different tokens ({loaded[0].tokenizer.kind} and {other.tokenizer.kind}), "
+                "so their losses cannot be compared; measure them one by one"
+            )
+    text = open_corpus(data, split, loaded[0].tokenizer)
+    passage = Passage(text.ids, choose_targets(len(text.ids), contexts[-1], targets), text.fingerprint)
+    subjects = [Subject(name, one.model, one.hash) for name, one in zip(names, loaded, strict=True)]
+    with progress("measuring", quiet=quiet) as watch:
+        return measure(subjects, passage, contexts, watch=watch)
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """The folders' own names where those tell them apart, else the paths as they were given."""
+    short = [path.resolve().name or str(path) for path in paths]
+    if len(set(short)) == len(short):
+        return short
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise ConfigError("a model was named twice; a group holds each once")
+    return [str(path) for path in paths]
+
+
+@contextmanager
+def progress(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar with the time left on standard error where a person watches."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(what, *columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def as_json(found: dict[str, dict[str, "Length"]], effective: dict[str, "Length"]) -> dict[str, Any]:
+    return {
+        "recl": {r: {name: length.tokens for name, length in group.items()} for r, group in found.items()},
+        "ecl": {name: length.tokens for name, length in effective.items()},
+        "bounded": {r: [name for name, length in group.items() if length.bounded] for r, group in found.items()},
+        "intervals": {
+            "recl": {r: {name: [x.low, x.high] for name, x in group.items()} for r, group in found.items()},
+            "ecl": {name: [x.low, x.high] for name, x in effective.items()},
+        },
+    }
+
+
+def _print_table(found: dict[str, dict[str, "Length"]], effective: dict[str, "Length"]) -> None:
+    """A row for each model: RECL at each r, then ECL, each with its interval."""
+    columns = {f"RECL r={r}": group for r, group in found.items()} | {"ECL": effective}
+    width = max(len("model"), *map(len, effective))
+    print(f"{'model':<{width}}" + "".join(f"  {title:>18}" for title in columns))
+    for name in effective:
+        print(f"{name:<{width}}" + "".join(f"  {_shown(group[name]):>18}" for group in columns.values()))
+    if any(group[name].bounded for group in columns.values() for name in effective):
+        print("+ the contexts ended before the gain did: it may reach further")
+
+
+def _shown(length: "Length") -> str:
+    return f"{length.tokens}{'+' if length.bounded else ''} [{length.low}, {length.high}]"
+
+
+def _draw(table: "LossTable", shares: dict[str, float], threshold: float, out: Path) -> None:
+    from longspan.analysis.context_figures import draw_gains, draw_perplexity
+    from longspan.analysis.drawing import make_folder
+
+    make_folder(out)
+    table.save(out / "losses.npz")
+    draw_gains(table, shares, threshold, out)
+    draw_perplexity(table, out)

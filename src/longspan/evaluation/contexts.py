@@ -1,0 +1,180 @@
+"""Losses with exactly c tokens of context: fresh state, memory at least c, the same targets for every c and model."""
+
+import dataclasses
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from longspan.config import plain
+from longspan.contract import LanguageModel
+from longspan.data.cache import cache_folder, key
+from longspan.errors import ConfigError, DataError
+from longspan.evaluation.likelihood import Ids, check_positive, check_text
+from longspan.evaluation.loss_table import LossTable, check_contexts
+
+_FORMAT = 1
+_TOKENS_AT_ONCE = 1 << 14
+
+Places = NDArray[np.int64]
+Watch = Callable[[int, int], None]
+"""Called with tokens read so far and tokens to read in all; what the cache holds is in neither."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to measure under a name; `hash` is what its losses are remembered by, and without one they are not."""
+
+    name: str
+    model: LanguageModel
+    hash: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Passage:
+    """A text as ids and the places in it to be predicted; `fingerprint` names the text in the cache."""
+
+    ids: Ids
+    targets: Places
+    fingerprint: str = ""
+
+
+def choose_targets(tokens: int, longest: int, count: int | None = None, *, seed: int = 0) -> Places:
+    """Places with `longest` tokens before them, drawn without repetition and in order; 200, or all there are."""
+    there = tokens - longest
+    if there < 1:
+        raise DataError(
+            f"the text has {tokens} tokens; a context of {longest} needs at least {longest + 1}, "
+            "so give it more text or shorter contexts"
+        )
+    wanted = min(200, there) if count is None else count
+    check_positive("--targets", wanted)
+    if wanted > there:
+        raise DataError(f"{wanted} targets were asked for; this text has {there} with {longest} tokens before them")
+    # Even spacing could fall in step with the text: lines of a table, fields of a record.
+    drawn = np.random.default_rng(seed).choice(there, wanted, replace=False)
+    return np.sort(drawn).astype(np.int64) + longest
+
+
+def measure(
+    subjects: Sequence[Subject],
+    passage: Passage,
+    contexts: Sequence[int],
+    *,
+    cache: Path | None = None,
+    watch: Watch | None = None,
+) -> LossTable:
+    """The loss of every model on every target with every length of context; only what the cache lacks is computed."""
+    check_contexts(contexts)
+    if len(passage.targets) and passage.targets.min() < contexts[-1]:
+        raise DataError(f"target {passage.targets.min()} has fewer than {contexts[-1]} tokens before it")
+    for subject in subjects:
+        check_window(subject.model, contexts[-1], subject.name)
+        check_text(subject.model, passage.ids)
+    losses = np.full((len(subjects), len(contexts), len(passage.targets)), np.nan)
+    missing = []
+    for i, subject in enumerate(subjects):
+        for k, context in enumerate(contexts):
+            place = _place(subject, passage, context, cache)
+            known = None if place is None else _read(place, len(passage.targets))
+            if known is None:
+                missing.append((i, k, place))
+            else:
+                losses[i, k] = known
+    total = sum(contexts[k] for _, k, _ in missing) * len(passage.targets)
+    done = 0
+    for i, k, place in missing:
+        begin = 0
+        for found in context_losses(subjects[i].model, passage.ids, passage.targets, contexts[k]):
+            losses[i, k, begin : begin + len(found)] = found
+            begin += len(found)
+            done += len(found) * contexts[k]
+            if watch is not None:
+                watch(done, total)
+        if place is not None:
+            _write(place, losses[i, k])
+    return LossTable(tuple(subject.name for subject in subjects), tuple(contexts), losses)
+
+
+def context_losses(model: LanguageModel, ids: Ids, targets: Places, context: int) -> Iterator[NDArray[np.float32]]:
+    """The losses of the targets in order, some at a time, each given exactly the `context` tokens before it."""
+    check_window(model, context)
+    device = next(model.parameters()).device
+    rows = max(1, _TOKENS_AT_ONCE // context)
+    with remembering(model, context):
+        for begin in range(0, len(targets), rows):
+            places = targets[begin : begin + rows, None] - context + np.arange(context + 1)
+            window = torch.from_numpy(ids[places].astype(np.int64)).to(device)
+            with torch.inference_mode():
+                state = model.initial_state(len(window))
+                for piece in window[:, :-1].split(model.config.segment, dim=1):
+                    hidden, state = model.hidden_states(piece, state)
+                losses = model.head.losses(hidden[-1][:, -1:], window[:, -1:])
+            yield losses[:, 0].float().cpu().numpy()
+
+
+def check_window(model: LanguageModel, context: int, name: str = "this model") -> None:
+    """A model without memory sees what it reads at once and nothing before it."""
+    if not model.has_memory and context > model.config.segment:
+        raise ConfigError(
+            f"{name} has no memory and a window of {model.config.segment} tokens; a context of {context} is beyond it, "
+            f"so let --contexts end at {model.config.segment}"
+        )
+
+
+@contextmanager
+def remembering(model: LanguageModel, tokens: int) -> Iterator[None]:
+    """Within this block a memory that is counted in positions holds at least that many; a longer one stays."""
+    held: Any = model.config
+    if model.has_memory and getattr(held, "memory", tokens) < tokens:
+        model.config = dataclasses.replace(held, memory=tokens)
+    try:
+        yield
+    finally:
+        model.config = held
+
+
+def _place(subject: Subject, passage: Passage, context: int, cache: Path | None) -> Path | None:
+    """Where the losses of one model and one context are kept; a model or text without a name is not remembered."""
+    if not subject.hash or not passage.fingerprint:
+        return None
+    dtype = str(next(subject.model.parameters()).dtype)
+    targets = [int(target) for target in passage.targets]
+    # The hash knows the settings the model was saved with; a clamp given anew makes other losses.
+    with remembering(subject.model, context):
+        settings = plain(subject.model.config)
+    name = key(_FORMAT, subject.hash, settings, dtype, passage.fingerprint, targets, context)
+    return cache_folder(cache) / "contexts" / f"{name}.npy"
+
+
+def _read(place: Path, count: int) -> NDArray[np.float64] | None:
+    """Remembered losses; None where there are none, or damaged ones."""
+    try:
+        found = np.load(place, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    return found if found.shape == (count,) and found.dtype == np.float64 and np.isfinite(found).all() else None
+
+
+def _write(place: Path, losses: NDArray[np.float64]) -> None:
+    """The file takes its name when it is whole, so whoever reads meanwhile sees all of it or nothing."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, aside = tempfile.mkstemp(prefix=".part-", dir=place.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                np.save(file, losses)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(aside).replace(place)
+        finally:
+            Path(aside).unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(f"{place} cannot be written: {error.strerror or error}") from None

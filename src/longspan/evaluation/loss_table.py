@@ -1,0 +1,91 @@
+"""Loss tables: what each model of a group lost on each target with each length of context."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longspan.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True, eq=False)
+class LossTable:
+    """`losses[i, k, t]`: nats of target t for model `names[i]`, given the `contexts[k]` tokens before it."""
+
+    names: tuple[str, ...]
+    contexts: tuple[int, ...]
+    losses: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        _check_names(self.names)
+        check_contexts(self.contexts)
+        shape = (len(self.names), len(self.contexts))
+        if self.losses.ndim != 3 or self.losses.shape[:2] != shape or not self.losses.shape[2]:
+            raise DataError(
+                f"the losses have the shape {list(self.losses.shape)}; {shape[0]} models and {shape[1]} contexts need "
+                f"[{shape[0]}, {shape[1]}, targets]"
+            )
+        missing = np.argwhere(~np.isfinite(self.losses))
+        if len(missing):
+            i, k, t = missing[0]
+            raise DataError(
+                f"{len(missing)} of the {self.losses.size} losses are missing or not finite, the first that of "
+                f"{self.names[i]!r} at context {self.contexts[k]}, target {t}; a table must be whole"
+            )
+
+    @property
+    def targets(self) -> int:
+        return self.losses.shape[2]
+
+    def at(self, contexts: Sequence[int]) -> "LossTable":
+        """The same table with some of its contexts."""
+        if strange := sorted(set(contexts) - set(self.contexts)):
+            known = ", ".join(map(str, self.contexts))
+            raise ConfigError(f"the table has no context of {strange[0]} tokens; it has {known}")
+        places = [self.contexts.index(context) for context in contexts]
+        return LossTable(self.names, tuple(contexts), self.losses[:, places])
+
+    def save(self, path: Path) -> None:
+        with path.open("wb") as file:
+            np.savez(file, names=np.array(self.names), contexts=np.array(self.contexts), losses=self.losses)
+
+
+def load_table(path: Path) -> LossTable:
+    """The table of an .npz with `names`, `contexts` and `losses[model, context, target]`, made here or elsewhere."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if missing := sorted({"names", "contexts", "losses"} - set(getattr(file, "files", []))):
+                raise DataError(f"{path} has no {missing[0]!r}; a loss table holds names, contexts and losses")
+            names, contexts, losses = file["names"], file["contexts"], file["losses"]
+    except (OSError, ValueError, TypeError, EOFError, AttributeError, BadZipFile) as error:
+        told = error.strerror if isinstance(error, OSError) and error.strerror else "it is no .npz of plain arrays"
+        raise DataError(f"the loss table {path} cannot be read: {told}") from None
+    if names.ndim != 1 or contexts.ndim != 1 or losses.dtype.kind not in "fiu":
+        raise DataError(f"{path} must hold lists of names and contexts, and losses that are numbers")
+    return LossTable(tuple(map(str, names)), _whole(contexts, path), losses.astype(np.float64))
+
+
+def check_contexts(contexts: Sequence[int]) -> None:
+    """Lengths of context to walk along: at least two, rising, none of them empty."""
+    if len(contexts) < 2:
+        raise ConfigError(f"{len(contexts)} contexts show no gain; give at least two, for example 100:1000:100")
+    if contexts[0] < 1 or any(b <= a for a, b in pairwise(contexts)):
+        raise ConfigError(f"contexts {', '.join(map(str, contexts))} must be at least 1 token and rise")
+
+
+def _check_names(names: Sequence[str]) -> None:
+    if not names:
+        raise DataError("the table names no model; it needs at least one")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise DataError(f"two models are called {twice[0]!r}; each needs a name of its own")
+
+
+def _whole(values: NDArray[Any], path: Path) -> tuple[int, ...]:
+    if values.dtype.kind not in "iuf" or not np.all(np.isfinite(values)) or np.any(values != np.floor(values)):
+        raise DataError(f"the contexts of {path} must be whole numbers of tokens")
+    return tuple(int(value) for value in values)

@@ -1,0 +1,160 @@
+"""Losses with exactly c tokens of context: against windows read by hand, and computed once."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from longspan.contract import LanguageModel
+from longspan.errors import ConfigError, DataError
+from longspan.evaluation import contexts as measured
+from longspan.evaluation.contexts import Passage, Subject, choose_targets, context_losses, measure, remembering
+from longspan.models.families import build
+
+SMALL = {"vocabulary": 30, "layers": 2, "width": 16, "heads": 2, "inner": 16, "segment": 8, "dropout": 0.0}
+FORMS = {
+    "memory": ("transformer-xl", {"memory": 4}),
+    "same length": ("transformer-xl", {"memory": 4, "same_length": True}),
+    "clamp": ("transformer-xl", {"memory": 4, "clamp": 3}),
+    "shaw": ("transformer-xl", {"memory": 4, "position": "shaw"}),
+    "vanilla": ("vanilla", {"segment": 32}),
+}
+
+
+@pytest.fixture
+def ids() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 30, 300).astype(np.uint8)
+
+
+def model(form: str = "memory", seed: int = 0) -> LanguageModel:
+    family, values = FORMS[form]
+    torch.manual_seed(seed)
+    made = build(family, SMALL | values).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return made
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("context", [1, 7, 8, 9, 27])
+def test_each_target_sees_its_context_and_nothing_else(form: str, context: int, ids: np.ndarray) -> None:
+    net, targets = model(form), choose_targets(len(ids), 27, 11)
+    found = np.concatenate(list(context_losses(net, ids, targets, context)))
+    whole = model(form)
+    if whole.has_memory:
+        whole.config = dataclasses.replace(whole.config, memory=64)
+    for target, loss in zip(targets, found, strict=True):
+        with torch.no_grad():
+            logits, _ = whole(torch.from_numpy(ids[target - context : target].astype(np.int64))[None])
+        assert loss == pytest.approx(-logits[0, -1].log_softmax(-1)[int(ids[target])].item(), abs=1e-4)
+
+
+def test_batches_change_nothing(ids: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, targets = model(), choose_targets(len(ids), 20, 17)
+    whole = np.concatenate(list(context_losses(net, ids, targets, 20)))
+    monkeypatch.setattr(measured, "_TOKENS_AT_ONCE", 45)
+    pieces = list(context_losses(net, ids, targets, 20))
+    assert len(pieces) == 9
+    np.testing.assert_allclose(np.concatenate(pieces), whole, atol=1e-5)
+
+
+def test_the_models_own_memory_comes_back() -> None:
+    net = model()
+    with remembering(net, 99):
+        assert net.config.memory == 99
+    assert net.config.memory == 4
+    with remembering(net, 2):
+        assert net.config.memory == 4
+
+
+class Counted:
+    """How many tokens a call read."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        self.read = done
+        assert done <= total
+
+
+def test_only_what_is_new_is_computed(ids: np.ndarray, tmp_path: Path) -> None:
+    passage = Passage(ids, choose_targets(len(ids), 20, 10), "text")
+    one, other = Subject("one", model(), "hash-1"), Subject("other", model(seed=1), "hash-2")
+
+    def cost(subjects: list[Subject], contexts: list[int], text: Passage = passage) -> tuple[int, np.ndarray]:
+        counted = Counted()
+        table = measure(subjects, text, contexts, cache=tmp_path, watch=counted)
+        return counted.read, table.losses
+
+    first = cost([one], [5, 10])
+    assert first[0] == 10 * 15
+    again = cost([one], [5, 10])
+    assert again[0] == 0
+    np.testing.assert_array_equal(first[1], again[1])
+    assert cost([one], [5, 10, 20])[0] == 10 * 20
+    more = cost([one, other], [5, 10, 20])
+    assert more[0] == 10 * 35
+    assert not np.array_equal(more[1][0], more[1][1])
+    assert cost([one], [5, 10], Passage(ids, passage.targets, "another text"))[0] == 10 * 15
+    assert cost([one], [5, 10], Passage(ids, passage.targets + 1, "text"))[0] == 10 * 15
+    assert cost([Subject("one", one.model)], [5, 10])[0] == 10 * 15
+    one.model.config = dataclasses.replace(one.model.config, clamp=3)
+    clamped = cost([one], [5, 10])
+    assert clamped[0] == 10 * 15
+    assert not np.array_equal(clamped[1], first[1])
+
+
+def test_a_damaged_cache_is_made_again(ids: np.ndarray, tmp_path: Path) -> None:
+    passage, one = Passage(ids, choose_targets(len(ids), 20, 10), "text"), Subject("one", model(), "hash")
+    before = measure([one], passage, [5, 20], cache=tmp_path).losses
+    files = sorted((tmp_path / "contexts").iterdir())
+    assert len(files) == 2
+    files[0].write_bytes(files[0].read_bytes()[:-3])
+    files[1].write_bytes(b"")
+    counted = Counted()
+    np.testing.assert_array_equal(measure([one], passage, [5, 20], cache=tmp_path, watch=counted).losses, before)
+    assert counted.read == 10 * 25
+
+
+def test_an_interrupted_measure_keeps_what_it_has(ids: np.ndarray, tmp_path: Path) -> None:
+    passage, one = Passage(ids, choose_targets(len(ids), 20, 10), "text"), Subject("one", model(), "hash")
+
+    def stop(done: int, total: int) -> None:
+        if done > 50:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure([one], passage, [5, 20], cache=tmp_path, watch=stop)
+    counted = Counted()
+    measure([one], passage, [5, 20], cache=tmp_path, watch=counted)
+    assert counted.read == 10 * 20
+    assert not list((tmp_path / "contexts").glob(".*"))
+
+
+def test_targets() -> None:
+    chosen = choose_targets(1000, 100, 50)
+    assert (np.diff(chosen) > 0).all()
+    assert chosen.min() >= 100
+    assert chosen.max() < 1000
+    assert choose_targets(105, 100).tolist() == [100, 101, 102, 103, 104]
+    assert len(choose_targets(10**9, 100)) == 200
+
+
+def test_wrong_use_is_told(ids: np.ndarray) -> None:
+    with pytest.raises(DataError, match="has 100 tokens; a context of 100 needs at least 101"):
+        choose_targets(100, 100)
+    with pytest.raises(DataError, match="7 targets were asked for; this text has 5"):
+        choose_targets(105, 100, 7)
+    with pytest.raises(ConfigError, match="--targets 0"):
+        choose_targets(105, 100, 0)
+    passage = Passage(ids, choose_targets(len(ids), 40, 5))
+    with pytest.raises(ConfigError, match="v has no memory and a window of 32 tokens; a context of 40"):
+        measure([Subject("v", model("vanilla"))], passage, [10, 40])
+    with pytest.raises(DataError, match="fewer than 300 tokens before it"):
+        measure([Subject("m", model())], passage, [10, 300])
+    with pytest.raises(DataError, match="this model knows 0 to 29"):
+        measure([Subject("m", model())], Passage(ids + 3, passage.targets), [10, 20])

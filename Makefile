@@ -24,7 +24,8 @@ parity: .venv-parity/.ready     ## the fixtures of tests/parity made again from 
 	.venv-parity/bin/python tests/parity/compare.py
 
 torture: $(VENV)/.ready         ## the reliability tests at full size
-	LONGSPAN_TORTURE=1 $(BIN)/pytest -n 2 -m "not gpu" tests/checkpoints tests/data tests/tokens tests/training tests/cli
+	LONGSPAN_TORTURE=1 $(BIN)/pytest -n 2 -m "not gpu" tests/checkpoints tests/data tests/tokens tests/training tests/cli \
+	    tests/contract tests/evaluation tests/generation
 
 gpu:                            ## what needs CUDA, in the environment at hand
 	$(PYTHON) -m pytest -m gpu

@@ -21,7 +21,9 @@ if not torch.cuda.is_available():
 # Tests run side by side, and the shapes are too small for threads to help.
 torch.set_num_threads(1)
 
-settings.register_profile("longspan", deadline=None, max_examples=10, derandomize=True)
+# The suite tries a few cases of each property, `make torture` many.
+TRIES = 50 if os.environ.get("LONGSPAN_TORTURE") else 6
+settings.register_profile("longspan", deadline=None, max_examples=TRIES, derandomize=True)
 settings.load_profile("longspan")
 
 

@@ -9,7 +9,23 @@ import pytest
 
 from .conftest import Cli
 
-VERBS = ["init", "info", "families", "import", "eval", "generate", "data", "recipes", "train", "", "evla", "--help"]
+VERBS = [
+    "init",
+    "info",
+    "families",
+    "import",
+    "eval",
+    "generate",
+    "data",
+    "recipes",
+    "train",
+    "recl",
+    "pictures",
+    "report",
+    "",
+    "evla",
+    "--help",
+]
 WORDS = ["m", "v", "text.txt", "empty.txt", "folder", "broken", "nowhere", "-", "", "..", "/", "\x01", "ünï", "x" * 300]
 WORDS += ["stdlib", "enwik8", "list", "get", "--", "a\nb", "tiny", "/dev/null", "m/config.json", "saved.state"]
 NUMBERS = ["0", "1", "7", "-1", "3.5", "1e3", "nan", "inf", "", "999", "-0", "0x10", "true", "１", str(2**70)]
@@ -43,6 +59,9 @@ FLAGS = {
         "info": "--json",
         "families": "--json",
         "data": "--from --json",
+        "recl": "--data --contexts --r --targets --threshold --losses --json",
+        "pictures": "--data --out --split --memory --tokens",
+        "report": "--out",
         "train": "--recipe --data --set --print-config --seed --resume",
     }.items()
 }
@@ -56,7 +75,9 @@ def value(flag: str, draw: random.Random) -> str:
         return f"{prefix}{draw.choice(KEYS)}{draw.choice(['=', '=', '=', ''])}{draw.choice(VALUES)}"
     if flag == "--data":
         return draw.choice(["text.txt", "text.txt", *WORDS]).replace("stdlib", "text.txt")
-    if flag in ("--losses", "--save-state"):
+    if flag == "--contexts":
+        return draw.choice(["5:20:5", "10:5:1", "0:3:1", "1:2", "a:b:c", "5", ""])
+    if flag in ("--losses", "--save-state", "--out"):
         return draw.choice(["out.bin", "no/where.npy", "folder", ""])
     if flag == "-n":
         return draw.choice(["0", "1", "7", "-1", "x"])

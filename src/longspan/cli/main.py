@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from longspan import __version__
-from longspan.cli import convert, data, evaluate, generate, init, train
+from longspan.cli import convert, data, demo, evaluate, generate, init, pictures, recl, report, train
 from longspan.errors import LongspanError
 
 app = typer.Typer(
@@ -44,6 +44,10 @@ app.command("import")(convert.import_model)
 app.command("train")(train.train)
 app.command("eval")(evaluate.evaluate)
 app.command("generate")(generate.generate)
+app.command("demo")(demo.demo)
+app.command("recl")(recl.recl)
+app.command("pictures")(pictures.pictures)
+app.command("report")(report.report)
 app.add_typer(data.app, name="data")
 
 

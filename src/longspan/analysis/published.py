@@ -1,0 +1,46 @@
+"""Published scores that a run can be held against; where several sizes were published, all of them."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Published:
+    """A result of a paper; `parameters` in millions, `score` in `unit`, lower is better."""
+
+    model: str
+    parameters: float | None
+    score: float
+
+
+UNITS = {"enwik8": "bits per character", "text8": "bits per character", "wikitext-103": "perplexity per word"}
+UNITS |= {"lm1b": "perplexity per word", "ptb": "perplexity per word"}
+
+SCORES: dict[str, tuple[Published, ...]] = {
+    "enwik8": (
+        Published("AWD-LSTM", 47, 1.232),
+        Published("Al-Rfou et al., 12 layers", 44, 1.11),
+        Published("Transformer-XL, 12 layers", 41, 1.06),
+        Published("Transformer-XL, 18 layers", 88, 1.03),
+        Published("Adaptive span, small", 38, 1.02),
+        Published("All-attention", 39, 1.01),
+        Published("Transformer-XL, 24 layers", 277, 0.99),
+        Published("Compressive Transformer", 277, 0.97),
+    ),
+    "text8": (Published("Transformer-XL, 24 layers", 277, 1.08),),
+    "wikitext-103": (
+        Published("Transformer-XL, standard", 151, 24.0),
+        Published("Transformer-XL, large", 257, 18.3),
+    ),
+    "lm1b": (Published("Transformer-XL, base", 460, 23.5), Published("Transformer-XL, large", 800, 21.8)),
+    "ptb": (
+        Published("AWD-LSTM", 24, 57.3),
+        Published("Transformer-XL", 24, 54.52),
+        Published("Mogrifier LSTM", 24, 50.1),
+    ),
+}
+
+
+def published_for(corpus: str) -> tuple[str, tuple[Published, ...]]:
+    """The unit and the scores of a corpus in any of its readings; none where nothing is known."""
+    name = corpus.removesuffix("-authors")
+    return UNITS.get(name, ""), SCORES.get(name, ())

@@ -14,6 +14,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -82,6 +83,9 @@ class Ours:
         self.model = import_transfo_xl(folder, tokens=None).train(training)
         self.state = self.model.initial_state(batch)
         self.decoder = None
+        self.scope = ExitStack()
+        if not training:  # as `longspan eval` reads a text
+            self.scope.enter_context(self.model.fixed_weights())
 
     @torch.no_grad()
     def read(self, tokens: Tensor, targets: Tensor) -> Tensor:

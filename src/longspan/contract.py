@@ -6,7 +6,8 @@ Everything else in the house (training, evaluation, generation, pictures) is wri
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -79,6 +80,9 @@ class State:
                 if not name or not index.isdigit():
                     raise StateError(f"this state holds {key!r}, which is no part of a state")
                 gathered.setdefault(name, {})[int(index)] = tensor
+        for name, tensors in gathered.items():
+            if set(tensors) != set(range(len(tensors))):
+                raise StateError(f"this state holds {name} {sorted(tensors)}; some are missing, it is damaged")
         parts = {name: tuple(tensors[i] for i in sorted(tensors)) for name, tensors in gathered.items()}
         return cls(flat["length"], parts, version)
 
@@ -181,6 +185,18 @@ class LanguageModel(nn.Module, ABC):
         """
         losses, state = self.losses(tokens, targets, state, starts)
         return losses.mean(), state
+
+    @contextmanager
+    def fixed_weights(self) -> Iterator[None]:
+        """Within this block weights do not change and nothing is trained: what follows from them alone is kept."""
+        keepers: list[Any] = [module for module in self.modules() if hasattr(module, "fix")]
+        for module in keepers:
+            module.fix(True)
+        try:
+            yield
+        finally:
+            for module in keepers:
+                module.fix(False)
 
     def decoder(self, state: State | None = None, batch: int = 1) -> Decoder:
         """Reads one token per row at a time; families with a faster way override this."""

@@ -22,7 +22,7 @@ def test_distances_descend_and_fewer_are_the_end_of_more() -> None:
     torch.testing.assert_close(short[-1], sinusoid(torch.tensor([0.0]), 6)[0])
 
 
-def test_kept_distances_are_made_anew_when_the_weight_changes() -> None:
+def test_distances_are_kept_only_where_the_weights_are_said_to_be_fixed() -> None:
     layer = SinusoidDistances(6, 2, 4).eval()
     calls = []
 
@@ -31,16 +31,19 @@ def test_kept_distances_are_made_anew_when_the_weight_changes() -> None:
         return distance_sinusoid(count, 6, torch.device("cpu")).float()
 
     with torch.no_grad():
-        first = layer(8, R).clone()
-        torch.testing.assert_close(layer(5, R), first[:, -5:])
-        assert calls == [8]
-        layer.projection.weight.mul_(2)
+        first = layer(8, R)
+        layer.projection.weight.data.mul_(2)  # behind autograd's back, as averaging and pruning do
         torch.testing.assert_close(layer(8, R), 2 * first)
-        assert calls == [8, 8]
+        calls.clear()
+        layer.fix(True)
+        torch.testing.assert_close(layer(8, R), 2 * first)
+        torch.testing.assert_close(layer(5, R), 2 * first[:, -5:])
+        assert calls == [8]
         layer(12, R)
-        assert calls == [8, 8, 12]
-    layer(3, R)
-    assert calls[-1] == 3, "with gradients nothing is kept"
+        assert calls == [8, 12]
+        layer.fix(False)
+        layer.projection.weight.data.mul_(2)
+        torch.testing.assert_close(layer(8, R), 4 * first)
 
 
 def test_shaw_takes_the_last_distance_for_all_beyond() -> None:

@@ -27,24 +27,26 @@ def distance_sinusoid(count: int, width: int, device: torch.device) -> Float[Ten
 class SinusoidDistances(nn.Module):
     """r = Wr R for the distances count-1, ..., 0: Dai et al. 2019, the key of a distance.
 
-    With fixed weights r is the same for every segment. It is kept while neither gradients nor dropout are asked for,
-    for as long as the weight has not been written to; fewer distances are the end of the same table.
+    With fixed weights r is the same for every segment; it is kept only where the caller says that they are fixed
+    (`LanguageModel.fixed_weights`). Fewer distances are the end of the same table.
     """
 
     def __init__(self, width: int, heads: int, head_width: int) -> None:
         super().__init__()
         self.projection = nn.Linear(width, heads * head_width, bias=False)  # Wr
         self.heads = heads
-        self._kept: tuple[object, Float[Tensor, "H C D"]] | None = None
+        self.fixed = False
+        self._kept: Float[Tensor, "H C D"] | None = None
+
+    def fix(self, fixed: bool) -> None:
+        self.fixed, self._kept = fixed, None
 
     def forward(self, count: int, R: Callable[[int], Float[Tensor, "C E"]]) -> Float[Tensor, "H C D"]:
-        if self.training or torch.is_grad_enabled():
+        if not self.fixed:
             return self._project(R(count))
-        weight = self.projection.weight
-        version = (weight.data_ptr(), weight._version, weight.dtype)
-        if self._kept is None or self._kept[0] != version or self._kept[1].shape[1] < count:
-            self._kept = (version, self._project(R(count)))
-        return self._kept[1][:, -count:]
+        if self._kept is None or self._kept.shape[1] < count:
+            self._kept = self._project(R(count))
+        return self._kept[:, -count:]
 
     def _project(self, R: Float[Tensor, "C E"]) -> Float[Tensor, "H C D"]:
         return self.projection(R).unflatten(-1, (self.heads, -1)).transpose(0, 1)

@@ -13,6 +13,11 @@ from longspan.layers.embedding import AdaptiveEmbedding
 from longspan.layers.feed_forward import FeedForward
 from longspan.shapes import Float, Tensor
 
+# Beyond any model; what lies further would fail deep inside torch, or fill the machine before it does.
+LARGEST = {"layers": 4096} | dict.fromkeys(("width", "heads", "head_width", "inner", "embedding_width"), 2**20)
+LARGEST |= {"vocabulary": 2**24, "div_val": 2**20}
+LARGEST |= dict.fromkeys(("segment", "memory", "clamp", "max_distance"), 2**31 - 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
@@ -39,6 +44,9 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         for name in ("vocabulary", "layers", "width", "heads", "segment", "div_val"):
             require(getattr(self, name) >= 1, f"model.{name}={getattr(self, name)} must be at least 1")
+        for name, most in LARGEST.items():
+            value = getattr(self, name, None)
+            require(value is None or value <= most, f"model.{name}={value} is beyond the largest, {most}")
         for name in ("head_width", "inner", "embedding_width"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"model.{name}={value} must be at least 1")
@@ -67,6 +75,11 @@ class TransformerConfig:
     @property
     def inner_size(self) -> int:
         return self.inner or 4 * self.width
+
+    def rough_parameters(self) -> int:
+        """Projections, feed-forward and embedding: enough to tell a model that cannot fit from one that can."""
+        layer = self.width * (4 * self.heads * self.head_size + 2 * self.inner_size)
+        return self.layers * layer + self.vocabulary * (self.embedding_width or self.width)
 
     def make_embedding(self) -> AdaptiveEmbedding:
         return AdaptiveEmbedding(

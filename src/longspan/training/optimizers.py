@@ -126,9 +126,6 @@ class Optimizer:
             for group in part.param_groups:
                 group["lr"] = lr * factor
             part.step()
-        # AdamW's fused form writes to weights behind autograd's back; whoever keeps something made from a weight
-        # (a model's distances, between two validations) tells by its version that it has moved.
-        torch.autograd.graph.increment_version(self.names)
 
     def zero_grad(self) -> None:
         for part in self.parts:

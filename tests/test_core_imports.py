@@ -10,14 +10,10 @@ import numpy, safetensors.torch, torch
 WITHOUT = {"typer", "click", "rich", "tqdm", "jaxtyping", "beartype", "matplotlib", "tensorboard", "tokenizers",
            "triton", "pydantic", "fastapi", "uvicorn", "hypothesis", "transformers", "pandas", "scipy"}
 
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in WITHOUT:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
 for name in [name for name in sys.modules if name.partition(".")[0] in WITHOUT]:
     del sys.modules[name]
-sys.meta_path.insert(0, Absent())
+for name in WITHOUT:
+    sys.modules[name] = None  # what Python takes for "there is none"
 
 import longspan
 count = 0
@@ -27,7 +23,7 @@ for module in pkgutil.walk_packages(longspan.__path__, "longspan."):
         importlib.import_module(module.name)
         count += 1
 longspan.load
-assert not any(name.partition(".")[0] in WITHOUT for name in sys.modules)
+assert all(sys.modules[name] is None for name in WITHOUT)
 print(count)
 """
 

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from longspan.checkpoints.model_folder import load_model
 from longspan.checkpoints.states import load_state, save_state
 from longspan.contract import LanguageModel, State
+from longspan.device import find_device, find_dtype
 from longspan.errors import DataError, StateError
 from longspan.evaluation.likelihood import Tally, stream_losses
 from longspan.generation.sampling import Sampling
 from longspan.generation.session import Session, TextStream
-from longspan.shapes import Float, Int, Tensor
+from longspan.shapes import Float, Tensor
 from longspan.tokens import Tokenizer
 
 
@@ -38,20 +39,21 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.nats)
+        return math.exp(self.nats) if self.nats < 700 else math.inf
 
 
 class TextModel:
     """`score`, `generate`, `hidden_states` on text; below them the contract, on tokens.
 
-    `model(tokens, state)`, `model.losses(...)` and `model.initial_state(...)` are those of the model inside.
+    `model(tokens, state, starts)`, `model.losses(...)`, `model.initial_state(...)` and the rest are those of the model
+    inside, `model.model`, whose own `hidden_states` takes tokens.
     """
 
     def __init__(self, model: LanguageModel, tokenizer: Tokenizer, hash: str = "") -> None:
         self.model, self.tokenizer, self.hash = model.eval(), tokenizer, hash
 
-    def __call__(self, tokens: Int[Tensor, "B T"], state: State | None = None) -> tuple[Tensor, State]:
-        return self.model(tokens, state)
+    def __call__(self, *args: Any, **keywords: Any) -> tuple[Tensor, State]:
+        return self.model(*args, **keywords)
 
     def __getattr__(self, name: str) -> Any:
         if name == "model":
@@ -80,33 +82,67 @@ class TextModel:
                 pieces.append(hidden)
         return tuple(torch.cat(layer, dim=1)[0] for layer in zip(*pieces, strict=True))
 
-    def session(self, prompt: str | bytes = "", *, seed: int = 0, state: Path | None = None) -> Session:
-        """A stream to go on with: from a saved state, from a prompt, or both."""
-        session = Session(self.model, seed=seed, known=self.tokenizer.size)
+    def session(self, prompt: str | bytes = "", *, seed: int | None = None, state: Path | None = None) -> Session:
+        """A stream to go on with: from a saved state, from a prompt, or both. A seed draws anew; without one a saved
+        state goes on as if nothing had happened."""
+        session = Session(self.model, seed=(seed or 0) % 2**63, known=self.tokenizer.size)
         if state is not None:
-            carried, extra = load_state(state, model_hash=self.hash)
-            if "pending" not in extra:
-                raise StateError(f"{state} holds no waiting token; it was not saved by a session")
-            session.restore(carried, int(extra["pending"].flatten()[0]))
+            self._take_up(session, state, draw_anew=seed is not None)
         ids = self.tokenizer.encode_prompt(prompt)
         if not len(ids) and session.pending is None:
             # A stream has to begin with something: a line's end is where texts begin.
-            ids = self.tokenizer.encode("\n")[:1]
+            ids = self._first_token()
         session.read(ids.tolist())
         return session
 
-    def save_session(self, session: Session, path: Path) -> None:
-        pending = torch.tensor([-1 if session.pending is None else session.pending])
-        save_state(path, session.decoder.state(), model_hash=self.hash, extra={"pending": pending})
+    def _first_token(self) -> NDArray[Any]:
+        try:
+            ids = self.tokenizer.encode("\n")[:1]
+        except DataError:
+            ids = np.array([], np.int64)
+        if not len(ids) or int(ids[0]) >= self.model.config.vocabulary:
+            raise DataError("there is no prompt, and this model knows no line's end to begin from; give a prompt")
+        return ids
 
-    def stream(self, session: Session, count: int, sampling: Sampling) -> Iterator[str]:
-        """Text as it is written; every piece is whole characters."""
-        text = TextStream()
+    def _take_up(self, session: Session, path: Path, draw_anew: bool) -> None:
+        carried, extra = load_state(path, model_hash=self.hash)
+        if not {"pending", "held", "random"} <= set(extra):
+            raise StateError(f"{path} holds no waiting token; it was not saved by a session")
+        session.restore(carried, int(extra["pending"].flatten()[0]))
+        session.held = bytes(extra["held"].tolist())
+        if not draw_anew and session.device.type == "cpu":
+            session.generator.set_state(extra["random"])
+
+    def save_session(self, session: Session, path: Path) -> None:
+        extra = {
+            "pending": torch.tensor([-1 if session.pending is None else session.pending]),
+            "held": torch.tensor(list(session.held), dtype=torch.uint8),
+            "random": session.generator.get_state().cpu(),
+        }
+        save_state(path, session.decoder.state(), model_hash=self.hash, extra=extra)
+
+    def stream(self, session: Session, count: int, sampling: Sampling, *, last: bool = True) -> Iterator[str]:
+        """Text as it is written; every piece is whole characters.
+
+        Bytes that do not make one by the end are shown as a replacement where this is the `last` of the text, and
+        stay with the session otherwise.
+        """
+        text = TextStream(session.held)
         for token in session.write(count, sampling):
-            if piece := text.push(self.tokenizer.decode_bytes([token])):
+            piece = text.push(self.tokenizer.decode_bytes([token]))
+            session.held = text.held
+            if piece:
                 yield piece
-        if rest := text.close():
+        if last and (rest := text.close()):
+            session.held = b""
             yield rest
+
+    def spelled(self, session: Session, prompt: str | bytes) -> str:
+        """A prompt as this tokenizer writes it, what makes no character yet left with the session."""
+        text = TextStream()
+        shown = text.push(self.tokenizer.decode_bytes(self.tokenizer.encode_prompt(prompt)))
+        session.held = text.held or session.held
+        return shown
 
     def generate(
         self,
@@ -121,13 +157,20 @@ class TextModel:
     ) -> str:
         """The tokens that follow the prompt, as text."""
         sampling = Sampling(temperature, top_k, top_p, min_p)
-        return "".join(self.stream(self.session(prompt, seed=seed), max_new_tokens, sampling))
+        session = self.session(prompt, seed=seed)
+        self.spelled(session, prompt)
+        return "".join(self.stream(session, max_new_tokens, sampling))
 
 
 def load(
-    path: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None, **settings: Any
+    path: str | Path,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype = "auto",
+    **settings: Any,
 ) -> TextModel:
     """The model in a folder, ready to use. Settings that do not change its weights may be given anew:
     `longspan.load(PATH, memory=3800, clamp=1000, same_length=True)`."""
-    loaded = load_model(Path(path), overrides=settings, device=device, dtype=dtype)
+    where = find_device(device)
+    loaded = load_model(Path(path), overrides=settings, device=where, dtype=find_dtype(dtype, where))
     return TextModel(loaded.model, loaded.tokenizer, loaded.hash)

@@ -83,13 +83,15 @@ def test_wrong_use_is_one_sentence(cli: Cli, model: Path, text: Path) -> None:
     Path("empty.txt").write_bytes(b"")
     Path("one.txt").write_bytes(b"a")
     cli("eval", model, "--data", "nowhere.txt").refused("nowhere.txt")
-    cli("eval", model, "--data", "empty.txt").refused("empty.txt")
+    cli("eval", model, "--data", "empty.txt").refused("empty.txt is empty")
     cli("eval", model, "--data", "one.txt").refused("at least 2")
     cli("eval", "nowhere", "--data", text).refused("nowhere")
     cli("eval", text, "--data", text).refused("text.txt")
     cli("eval", model, "--data", text, "--same-length", "--memory", 0).refused("memory=0")
     cli("eval", model, "--data", text, "--memory", -1).refused("memory=-1")
-    cli("eval", model, "--data", text, "--segment", 0).refused("segment")
+    cli("eval", model, "--data", text, "--segment", 0).refused("--segment 0")
+    cli("eval", model, "--data", text, "--memory", 2**63).refused("model.memory")
+    cli("eval", model, "--data", text, "--memory", 10**20).refused("model.memory")
     cli("eval", model, "--data", text, "--lanes", 0).refused("lanes")
     cli("eval", model, "--data", text, "--lanes", 3, "--sliding").refused("lanes")
     cli("eval", model, "--data", text, "--losses", "no/such/l.npy").refused("no/such")
@@ -104,4 +106,16 @@ def test_wrong_use_is_one_sentence(cli: Cli, model: Path, text: Path) -> None:
 def test_a_family_without_memory_says_so(cli: Cli, text: Path) -> None:
     assert cli("init", "--family", "vanilla", "--set", "model.layers=1", "--set", "model.width=32", "v").code == 0
     assert cli("eval", "v", "--data", text, "--json").json["memory"] == 0
-    cli("eval", "v", "--data", text, "--memory", 10).refused("model.memory")
+    cli("eval", "v", "--data", text, "--memory", 10).refused("--memory is not for a vanilla")
+    cli("eval", "v", "--data", text, "--same-length").refused("--same-length is not for a vanilla")
+
+
+def test_sliding_stops_at_a_document_s_beginning_as_streaming_does(cli: Cli, model: Path) -> None:
+    Path("two").mkdir()
+    Path("two/a.txt").write_bytes(b"the first of the two texts, " * 3)
+    Path("two/b.txt").write_bytes(b"and now for another, which stands alone. " * 3)
+    for flags in (["--sliding", "--segment", 12], ["--segment", 12, "--memory", 0]):
+        assert cli("eval", model, "--data", "two", "--losses", "both.npy", *flags).code == 0
+        assert cli("eval", model, "--data", "two/b.txt", "--losses", "b.npy", *flags).code == 0
+        if "--sliding" in flags:
+            np.testing.assert_allclose(np.load("both.npy")[-len(np.load("b.npy")) :], np.load("b.npy"), atol=1e-5)

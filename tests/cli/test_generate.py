@@ -1,4 +1,5 @@
 import io
+import subprocess
 import sys
 from pathlib import Path
 
@@ -80,3 +81,54 @@ def test_characters_a_model_does_not_know(cli: Cli) -> None:
     cli("generate", "ascii", "-p", "naïve", "-n", 5).refused("ï")
     Path("latin.txt").write_bytes("naïve".encode("latin-1"))
     cli("eval", "ascii", "--data", "latin.txt").refused("UTF-8")
+
+
+def test_streams_that_are_closed_or_narrow(model: Path) -> None:
+    """As a shell would: standard output closed, standard input closed, a terminal of ASCII, a reader that leaves."""
+    program = f"{sys.executable} -m longspan.cli.main"
+    for line, code in [
+        (f"{program} info {model} >&-", 0),
+        (f"{program} generate {model} -p a -n 3 >&-", 0),
+        (f"{program} generate {model} - -n 3 <&-", 2),
+        (f"PYTHONIOENCODING=ascii {program} generate {model} -p é -n 5", 0),
+        (f"{program} generate {model} -p abc -n 400 --save-state piped.state | head -c 4; exit ${{PIPESTATUS[0]}}", 0),
+    ]:
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, errors="replace", check=False)
+        assert done.returncode == code, (line, done.stderr)
+        assert "Traceback" not in done.stderr, (line, done.stderr)
+    assert Path("piped.state").is_file()
+
+
+def test_a_state_keeps_the_draws_and_the_bytes_held_back(cli: Cli, model: Path) -> None:
+    """In two pieces what is written in one: same draws, and a character cut in half is not lost."""
+    whole = cli("generate", model, "-p", "é", "-n", 60, "--seed", 5).out
+    first = cli("generate", model, "-p", "é", "-n", 23, "--seed", 5, "--save-state", "s.state").out
+    second = cli("generate", model, "-n", 37, "--load-state", "s.state").out
+    assert first.removesuffix("\n") + second == whole
+    anew = cli("generate", model, "-n", 37, "--load-state", "s.state", "--seed", 6).out
+    assert anew != second
+
+
+def test_a_prompt_that_ends_in_half_a_character(cli: Cli, model: Path) -> None:
+    Path("half.txt").write_bytes(b"x\xc3")
+    out = cli("generate", model, "--prompt-file", "half.txt", "-n", 0).out
+    assert out in ("x\n", "x\ufffd\n")
+
+
+def test_words_are_kept_apart(cli: Cli) -> None:
+    Path("vocab.txt").write_text("<eos>\nthe\na\ncat\n<unk>\n")
+    small = ["--set", "model.vocabulary=5", "--set", "model.layers=1", "--set", "model.width=16"]
+    assert cli("init", "--tokens", "vocab.txt", *small, "w").code == 0
+    assert cli("generate", "w", "-p", "the cat", "-n", 4).out.startswith("the cat ")
+
+
+@pytest.mark.parametrize("temperature", ["1e-46", "1e-300", "5e-324"])
+def test_the_smallest_temperatures(cli: Cli, model: Path, temperature: str) -> None:
+    greedy = cli("generate", model, "-p", "a", "-n", 5, "--temp", 0)
+    assert cli("generate", model, "-p", "a", "-n", 5, "--temp", temperature).out == greedy.out
+
+
+def test_an_empty_window_can_be_saved(cli: Cli) -> None:
+    cli("init", "--family", "vanilla", "--set", "model.layers=1", "--set", "model.width=16", "v")
+    assert cli("generate", "v", "-p", "a", "-n", 0, "--save-state", "v.state").code == 0
+    assert cli("generate", "v", "-n", 2, "--load-state", "v.state").code == 0

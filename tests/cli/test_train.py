@@ -59,7 +59,7 @@ def test_what_is_wrong_is_told_and_nothing_is_left(cli: Cli, novel: Path) -> Non
     cli(*small, "--data", novel, "--out", "run", "--resume", "nowhere").refused("nowhere")
     cli(*small, "--data", novel, "--out", "run", "--seed", -1).refused("training.seed=-1")
     cli(*small, "--data", novel, "--out", "run", "--seed", 2**70).refused("training.seed")
-    cli(*small, "--data", novel, "--out", "run", "--set", "model.width=100000000").refused("make it smaller")
+    cli(*small, "--data", novel, "--out", "run", "--set", "model.width=1000000").refused("make it smaller")
     cli(*small, "--data", novel, "--out", novel).refused("is a file")
     cli(*small, "--data", novel).refused("--out is missing")
     cli("train", "--out", "run", "--resume", "auto").refused("--recipe")

@@ -263,3 +263,31 @@ def test_reach_is_how_far_a_change_is_felt(make: MakeModel, memory: int, same_le
         moved, _ = losses_cut(model, changed, targets, cuts, model.initial_state(1))
         difference = float((moved[0, -1] - plain[0, -1]).abs())
         assert (difference > 1e-14) == felt, (lag, difference)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_state_of_a_longer_memory_is_cut_to_the_last_positions(make: MakeModel, form: str) -> None:
+    long, short = make("plain"), make("plain", memory=4)
+    tokens, targets = stream(2, 30)
+    _, state = losses_cut(long, tokens[:, :20], targets[:, :20], [], begin(long, 2, form))
+    last = {name: tuple(t[..., -4:, :] for t in part) for name, part in state.parts.items()}
+    cut = State(state.length.clamp(max=4), last)
+    a, _ = losses_cut(short, tokens[:, 20:], targets[:, 20:], [], state)
+    b, _ = losses_cut(short, tokens[:, 20:], targets[:, 20:], [], cut)
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def test_a_window_decoder_s_state_can_be_handed_to_its_model(make: MakeModel) -> None:
+    model = make("memory-0")
+    decoder = model.decoder()
+    decoder.read(stream(1, 5)[0])
+    losses, _ = model.losses(*stream(1, 4), decoder.state())
+    fresh, _ = model.losses(*stream(1, 4))
+    torch.testing.assert_close(losses, fresh)
+
+
+def test_a_state_with_a_gap_is_refused(make: MakeModel) -> None:
+    tensors = make("plain").initial_state(1).tensors()
+    del tensors["keys.0"]
+    with pytest.raises(StateError, match="missing"):
+        State.from_tensors(tensors)

@@ -64,7 +64,9 @@ def _read_manifest(found: Path, path: Path) -> dict[str, Entry]:
     try:
         status = (found / MANIFEST).lstat()
     except FileNotFoundError:
-        raise CheckpointError(f"{path} has no {MANIFEST}; it was not saved whole, or not by longspan") from None
+        raise CheckpointError(
+            f"{path} has no {MANIFEST}; it was not saved whole, or not by longspan (longspan import reads others)"
+        ) from None
     if not stat.S_ISREG(status.st_mode) or status.st_size > MANIFEST_LIMIT:
         raise CheckpointError(f"{path / MANIFEST} is no manifest; the folder is damaged")
     values = read_json((found / MANIFEST).read_bytes(), str(path / MANIFEST))

@@ -29,8 +29,10 @@ def import_model(
     from longspan.checkpoints.convert import import_transfo_xl
     from longspan.checkpoints.model_folder import save_model
 
-    machine(device, dtype, threads)
+    where = machine(device, dtype, threads)
     model = import_transfo_xl(source, config_path=config)
+    if dtype != "auto":
+        model = model.to(where.dtype)
     tokenizer = tokenizer_for(tokens, model.config.vocabulary)
     save_model(out, model, tokenizer, notes=[f"Imported from {source.name}."])
     count = sum(p.numel() for p in model.parameters())

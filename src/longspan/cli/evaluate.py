@@ -47,7 +47,7 @@ def evaluate(
     threads: Threads = 0,
 ) -> None:
     """Bits, nats and perplexity of a text. Flags left out come from the model's config."""
-    from longspan.checkpoints.model_folder import load_model
+    from longspan.checkpoints.model_folder import find_model, open_model
     from longspan.data.encoded import open_corpus
     from longspan.evaluation.likelihood import Tally, sliding_losses, stream_losses
 
@@ -58,12 +58,14 @@ def evaluate(
         if lanes != 1:
             raise ConfigError("--sliding reads a fresh window for every target; it has no --lanes")
         overrides.pop("segment", None)  # the window may be longer than the segment the model was trained with
-    loaded = load_model(Path(model), overrides=overrides, device=where.device, dtype=where.dtype)
+    found = find_model(Path(model))
+    _check_flags(overrides, found.contents["config.json"])
+    loaded = open_model(found, overrides=overrides, device=where.device, dtype=where.dtype)
     config = loaded.model.config
     window = config.segment if segment is None else segment
     text = open_corpus(data, split, loaded.tokenizer)
     if sliding:
-        stretches = sliding_losses(loaded.model, text.ids, segment=window)
+        stretches = sliding_losses(loaded.model, text.ids, segment=window, starts=text.starts[1:])
     else:
         stretches = stream_losses(loaded.model, text.ids, segment=window, lanes=lanes, starts=text.starts[1:])
     began = time.perf_counter()
@@ -73,12 +75,8 @@ def evaluate(
             tally.add(stretch)
     seconds = time.perf_counter() - began
     facts: dict[str, Any] = {"tokens": len(text.ids), "scored": tally.count, "nats": tally.mean}
-    unit = loaded.tokenizer.unit
-    if unit == "word":
-        facts["bits_per_word"] = tally.bits
-    else:
-        facts[f"bits_per_{unit}"] = tally.bits
     facts |= {
+        f"bits_per_{loaded.tokenizer.unit}": tally.bits,
         "perplexity": tally.perplexity,
         "tokens_per_second": tally.count / max(seconds, 1e-9),
         "segment": window,
@@ -92,6 +90,20 @@ def evaluate(
         print_json(facts)
     else:
         print_rows(facts)
+
+
+def _check_flags(overrides: dict[str, Any], described: bytes) -> None:
+    """A flag must be a key of the model's family, and at least 1 where it counts tokens."""
+    from longspan.checkpoints.manifest import read_json
+    from longspan.config import keys
+    from longspan.models.families import family
+
+    if overrides.get("segment", 1) < 1:
+        raise ConfigError(f"--segment {overrides['segment']} must be at least 1")
+    name = str(read_json(described, "config.json").get("family"))
+    for flag in overrides:
+        if flag not in keys(family(name).Config):
+            raise ConfigError(f"--{flag.replace('_', '-')} is not for a {name}, which has no memory; leave it out")
 
 
 @contextmanager

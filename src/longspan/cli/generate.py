@@ -22,7 +22,9 @@ def generate(
     min_p: Annotated[
         float, typer.Option("--min-p", help="Only tokens at least p times the likeliest; 0 is off.")
     ] = 0.0,
-    seed: Annotated[int, typer.Option("--seed", help="Same seed, same text.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Same seed, same text; 0 unless given, or as a loaded state left it.")
+    ] = None,
     save_state: Annotated[
         Path | None, typer.Option("--save-state", help="Where to leave the state at the end.")
     ] = None,
@@ -37,20 +39,22 @@ def generate(
 
     if count < 0:
         raise ConfigError(f"-n {count} must not be negative")
+    if save_state is not None and save_state.is_dir():
+        raise ConfigError(f"--save-state {save_state} is a folder; give the name of a file")
     sampling = Sampling(temp, top_k, top_p, min_p)
     text = _prompt(source, prompt, prompt_file)
     where = machine(device, dtype, threads)
     loaded = load(model, device=where.device, dtype=where.dtype)
-    session = loaded.session(text, seed=seed % 2**63, state=load_state)
-    if text:
-        _put(text.decode("utf-8", errors="replace"))
+    session = loaded.session(text, seed=seed, state=load_state)
     try:
-        for piece in loaded.stream(session, count, sampling):
+        _put(loaded.spelled(session, text))
+        for piece in loaded.stream(session, count, sampling, last=save_state is None):
             _put(piece)
     finally:
-        _put("\n")
+        # Whatever ends it, an interrupt or a reader that went away, what was read and written is kept.
         if save_state is not None:
             loaded.save_session(session, save_state)
+    _put("\n")
 
 
 def _put(text: str) -> None:
@@ -64,6 +68,8 @@ def _prompt(source: str, prompt: str | None, prompt_file: Path | None) -> bytes:
     if len(given) > 1:
         raise ConfigError(f"the prompt was given twice, by {' and '.join(given)}; use one of them")
     if source == "-":
+        if sys.stdin is None:
+            raise DataError("standard input is closed; give the prompt with -p or --prompt-file")
         return sys.stdin.buffer.read()
     if source:
         raise ConfigError(f"{source!r} is no prompt; write -p {source!r}, or - for standard input")

@@ -7,7 +7,7 @@ import typer
 
 from longspan.cli.keys import keys_help
 from longspan.cli.options import DeviceName, DtypeName, Json, Model, Set, Threads, machine, print_json, print_rows
-from longspan.errors import UnknownNameError
+from longspan.errors import ConfigError, UnknownNameError
 
 
 def init(
@@ -27,15 +27,19 @@ def init(
     from longspan.config import parse_overrides
     from longspan.models.families import build
 
-    machine(device, dtype, threads)
+    where = machine(device, dtype, threads)
     values = parse_overrides(set_)
     if strange := set(values) - {"model"}:
         known = [f"model.{key}" for key in _keys_of(family)]
         raise UnknownNameError("key", sorted(strange)[0], known)
     torch.manual_seed(seed % 2**63)
     chosen = values.get("model", {})
+    if not isinstance(chosen, dict):
+        raise ConfigError(f"--set model={chosen} gives no key; write for example --set model.memory=640")
     tokenizer = tokenizer_for(tokens, chosen.get("vocabulary") if isinstance(chosen.get("vocabulary"), int) else None)
     model = build(family, {"vocabulary": tokenizer.size, **chosen})
+    if dtype != "auto":
+        model = model.to(where.dtype)
     save_model(out, model, tokenizer, notes=[f"Untrained, seed {seed}."])
     count = sum(p.numel() for p in model.parameters())
     print(f"{out}: {family}, {count:,} parameters, untrained")

@@ -53,12 +53,11 @@ app.add_typer(data.app, name="data")
 
 def run(args: Sequence[str] | None = None) -> int:
     """The exit code of one command line: 0, 2 for what the caller can mend, 130 where it was interrupted."""
+    _open_streams()
     try:
-        code = typer.main.get_command(app).main(
-            args=None if args is None else list(args), prog_name="longspan", standalone_mode=False
-        )
+        code = _invoke(list(sys.argv[1:] if args is None else args))
         sys.stdout.flush()
-        return code if isinstance(code, int) else 0
+        return code
     except LongspanError as error:
         return _tell(str(error))
     except KeyboardInterrupt:
@@ -68,14 +67,38 @@ def run(args: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        return _tell(f"{error.filename or 'a file'}: {error.strerror or error}")
+        return _tell(f"{error.filename or 'standard output'}: {error.strerror or error}")
+
+
+def _invoke(args: list[str]) -> int:
+    """The verb, without the error handling of typer, which ends in other codes and more than a sentence."""
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("longspan", args or ["--help"]) as context:
+            command.invoke(context)
+        return 0
+    except typer.Exit as end:
+        return end.exit_code
+    except typer.Abort:
+        raise KeyboardInterrupt from None
     except Exception as error:
         # typer carries its own copy of click or uses the installed one: a usage error is known by what it can do.
-        if isinstance(error, typer.Abort):
-            return _tell("interrupted", 130)
         if not hasattr(error, "format_message"):
             raise
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error.format_message())
+            return 0
         return _tell(error.format_message())
+
+
+def _open_streams() -> None:
+    """Streams that were closed lead nowhere; a terminal that cannot show a character shows a question mark."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 (open to the end)
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
 
 
 def _tell(sentence: str, code: int = 2) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longspan.errors import ConfigError, DeviceError, UnknownNameError
+from longspan.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -24,8 +24,6 @@ DtypeName = Annotated[
 ]
 Threads = Annotated[int, typer.Option("--threads", help="CPU threads; 0 leaves the choice to torch.")]
 
-DTYPES = ("auto", "float32", "bfloat16", "float64")
-
 
 @dataclass(frozen=True)
 class Machine:
@@ -34,41 +32,17 @@ class Machine:
 
 
 def machine(device: str, dtype: str, threads: int) -> Machine:
-    """The device and precision asked for, or an error that says what this machine has."""
+    """What the options every verb has mean on this machine."""
     import torch
+
+    from longspan.device import find_device, find_dtype
 
     if threads < 0:
         raise ConfigError(f"--threads {threads} must not be negative; 0 leaves the choice to torch")
     if threads:
         torch.set_num_threads(min(threads, 1024))
-    if dtype not in DTYPES:
-        raise UnknownNameError("precision", dtype, DTYPES)
-    where = _device(device)
-    if dtype == "auto":
-        return Machine(where, torch.bfloat16 if where.type == "cuda" else torch.float32)
-    if where.type == "cpu" and dtype == "bfloat16":
-        raise DeviceError(
-            "--dtype bfloat16 is hundreds of times slower on a CPU than float32; leave it out, or use --device cuda"
-        )
-    return Machine(where, getattr(torch, dtype))
-
-
-def _device(name: str) -> "torch.device":
-    import torch
-
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kind, _, index = name.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not (index.isascii() and index.isdigit() and len(index) < 4)):
-        raise UnknownNameError("device", name, ["auto", "cpu", "cuda", "cuda:0"])
-    if kind == "cpu":
-        return torch.device("cpu")
-    count = torch.cuda.device_count()
-    if int(index or 0) >= count:
-        raise DeviceError(
-            f"there is no device {name!r} on this machine, which has {count} CUDA devices; use --device cpu"
-        )
-    return torch.device("cuda", int(index or 0))
+    where = find_device(device)
+    return Machine(where, find_dtype(dtype, where))
 
 
 def print_json(values: dict[str, Any]) -> None:

@@ -107,6 +107,8 @@ def split_pieces(
     if not documents:
         raise DataError(f"{name} is empty; a text needs at least one byte")
     pieces = [whole(d) for d in documents] if split is None else rule.pieces(documents, split, unit)
+    if split is None and not any(piece.size for piece in pieces):
+        raise DataError(f"{name} is empty; a text needs at least one byte")
     if not any(piece.size for piece in pieces):
         held = f"{len(documents)} document{'s' * (len(documents) > 1)}, {sum(d.size for d in documents):,} bytes"
         raise DataError(f"the {split} split of {name} is empty ({held}); give it more text, or take it whole")

@@ -46,43 +46,50 @@ def stream_losses(
     begins = np.array([lane * total // lanes for lane in range(lanes + 1)])
     sizes, begins = np.diff(begins), begins[:-1]
     device = next(model.parameters()).device
-    state = model.initial_state(lanes)
-    for offset in range(0, int(sizes.max()), segment):
-        width = min(segment, int(sizes.max()) - offset)
-        # Lanes differ by one loss at most: a shorter one reads its last token twice and the copy is dropped.
-        places = np.minimum(begins[:, None] + offset + np.arange(width), total - 1)
-        tokens = torch.from_numpy(ids[places].astype(np.int64)).to(device)
-        targets = torch.from_numpy(ids[places + 1].astype(np.int64)).to(device)
-        begin_here = None if starts is None else torch.from_numpy(_among(places, starts)).to(device)
-        with torch.inference_mode():
-            losses, state = model.losses(tokens, targets, state, begin_here)
-        values = losses.float().cpu().numpy()
-        for lane in range(lanes):
-            valid = min(width, int(sizes[lane]) - offset)
-            if valid > 0:
-                yield Stretch(int(begins[lane]) + offset, values[lane, :valid])
+    state, longest = model.initial_state(lanes), int(sizes.max())
+    with model.fixed_weights():
+        for offset in range(0, longest, segment):
+            # Lanes differ by one loss at most: a shorter one reads its last token twice and the copy is dropped.
+            width = min(segment, longest - offset)
+            places = np.minimum(begins[:, None] + offset + np.arange(width), total - 1)
+            tokens, targets = _tensor(ids[places], device), _tensor(ids[places + 1], device)
+            with torch.inference_mode():
+                losses, state = model.losses(tokens, targets, state, _begun(places, starts, device))
+            values = losses.float().cpu().numpy()
+            for lane in range(lanes):
+                valid = min(width, int(sizes[lane]) - offset)
+                if valid > 0:
+                    yield Stretch(int(begins[lane]) + offset, values[lane, :valid])
 
 
-def sliding_losses(model: LanguageModel, ids: Ids, *, segment: int, batch: int | None = None) -> Iterator[Stretch]:
+def sliding_losses(
+    model: LanguageModel,
+    ids: Ids,
+    *,
+    segment: int,
+    batch: int | None = None,
+    starts: NDArray[np.int64] | None = None,
+) -> Iterator[Stretch]:
     """Every loss with exactly `segment` tokens before it (as many as there are near the beginning), from a fresh state.
 
-    The way a model without memory is evaluated at its best: one window per token, only the last position scored.
+    The way a model without memory is evaluated at its best: one window per token, only the last position scored. No
+    window sees beyond its document's beginning.
     """
     total = check_text(model, ids)
     check_positive("--segment", segment)
     device = next(model.parameters()).device
     batch = batch or max(1, 8192 // segment)
     with torch.inference_mode():
-        head = torch.from_numpy(ids[: min(segment, total) + 1].astype(np.int64)).to(device)[None]
-        losses, _ = model.losses(head[:, :-1], head[:, 1:], model.initial_state(1))
+        places = np.arange(min(segment, total))[None]
+        tokens, targets = _tensor(ids[places], device), _tensor(ids[places + 1], device)
+        losses, _ = model.losses(tokens, targets, model.initial_state(1), _begun(places, starts, device))
     yield Stretch(0, losses[0].float().cpu().numpy())
     for begin in range(segment, total, batch):
         rows = min(batch, total - begin)
         places = begin - segment + 1 + np.arange(rows)[:, None] + np.arange(segment)
-        tokens = torch.from_numpy(ids[places].astype(np.int64)).to(device)
-        targets = torch.from_numpy(ids[places[:, -1:] + 1].astype(np.int64)).to(device)
+        tokens, targets = _tensor(ids[places], device), _tensor(ids[places[:, -1:] + 1], device)
         with torch.inference_mode():
-            hidden, _ = model.hidden_states(tokens, model.initial_state(rows))
+            hidden, _ = model.hidden_states(tokens, model.initial_state(rows), _begun(places, starts, device))
             losses = model.head.losses(hidden[-1][:, -1:], targets)
         yield Stretch(begin, losses[:, 0].float().cpu().numpy())
 
@@ -99,10 +106,16 @@ def check_text(model: LanguageModel, ids: Ids) -> int:
     return len(ids) - 1
 
 
-def _among(places: NDArray[np.int64], ordered: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which places are in an ordered list, in time that does not grow with the list."""
-    found = np.searchsorted(ordered, places)
-    return np.append(ordered, -1)[found] == places
+def _tensor(ids: Ids, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(ids.astype(np.int64)).to(device)
+
+
+def _begun(places: NDArray[np.int64], starts: NDArray[np.int64] | None, device: torch.device) -> torch.Tensor | None:
+    """Which places begin a document: `starts` is ordered, and may be long."""
+    if starts is None or not len(starts):
+        return None
+    found = np.minimum(np.searchsorted(starts, places), len(starts) - 1)
+    return torch.from_numpy(starts[found] == places).to(device)
 
 
 def check_positive(name: str, value: int) -> None:

@@ -36,8 +36,8 @@ class Sampling:
 
     def probabilities(self, logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
         """What is drawn from: never empty, since the likeliest token always stays."""
-        # A temperature near 0 would overflow; the largest logit at 0 keeps every quotient at most 0.
-        logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature
+        # The largest logit at 0 keeps every quotient at most 0; in float64 the smallest temperature is not yet 0.
+        logits = (logits - logits.amax(-1, keepdim=True)).double() / self.temperature
         if 0 < self.top_k < logits.shape[-1]:
             least = logits.topk(self.top_k).values[..., -1:]
             logits = logits.masked_fill(logits < least, -math.inf)
@@ -51,4 +51,4 @@ class Sampling:
         chance = logits.softmax(-1)
         if self.min_p > 0:
             chance = chance.masked_fill(chance < self.min_p * chance.amax(-1, keepdim=True), 0.0)
-        return chance / chance.sum(-1, keepdim=True)
+        return (chance / chance.sum(-1, keepdim=True)).float()

@@ -19,6 +19,7 @@ class Session:
         self.device = next(model.parameters()).device
         self.decoder = model.decoder()
         self.pending: int | None = None
+        self.held = b""  # bytes written that do not make a character yet
         self.generator = torch.Generator(self.device).manual_seed(seed)
 
     def restore(self, state: State, pending: int) -> None:
@@ -58,8 +59,13 @@ class Session:
 class TextStream:
     """Bytes in, text out: bytes that do not yet make a character are held back until they do."""
 
-    def __init__(self) -> None:
+    def __init__(self, held: bytes = b"") -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder.decode(held)
+
+    @property
+    def held(self) -> bytes:
+        return self._decoder.getstate()[0]
 
     def push(self, data: bytes) -> str:
         return self._decoder.decode(data)

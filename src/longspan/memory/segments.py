@@ -2,6 +2,7 @@
 
 import torch
 
+from longspan.contract import State
 from longspan.shapes import Bool, Int, Tensor
 
 
@@ -34,3 +35,14 @@ def keep_last(memory_and_segment: Tensor, segment: Tensor, capacity: int, axis: 
     count = source.shape[axis]
     kept = min(capacity, count)
     return source.detach().narrow(axis, count - kept, kept)
+
+
+def trim(state: State, capacity: int) -> State:
+    """A state that was made with a longer memory, cut to its last `capacity` positions."""
+    if all(tensor.shape[-2] <= capacity for part in state.parts.values() for tensor in part):
+        return state
+    parts = {
+        name: tuple(tensor[..., max(tensor.shape[-2] - capacity, 0) :, :] for tensor in tensors)
+        for name, tensors in state.parts.items()
+    }
+    return State(state.length.clamp(max=capacity), parts, state.version)

@@ -24,4 +24,5 @@ class WindowDecoder:
         return self.model.head.logits(hidden[-1][:, -1:])[:, -1]
 
     def state(self) -> State:
-        return State(torch.full_like(self.window[:, 0], self.window.shape[1]), {"window": (self.window,)})
+        rows, kept = self.window.shape
+        return State(self.window.new_full((rows,), kept), {"window": (self.window,)})

@@ -1,11 +1,14 @@
 """Every family under the contract, by name."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from longspan import config
 from longspan.contract import LanguageModel
-from longspan.errors import UnknownNameError
+from longspan.errors import ConfigError, UnknownNameError
 from longspan.models.transformer_xl import TransformerXL
 from longspan.models.vanilla import Vanilla
 
@@ -27,5 +30,15 @@ def name_of(model: LanguageModel) -> str:
 
 def build(name: str, values: Mapping[str, Any]) -> LanguageModel:
     """A model of that family with fresh weights; `values` are the keys of its config."""
-    cls = family(name)
-    return cls(config.build(cls.Config, values, "model"))
+    return create(name, config.build(family(name).Config, values, "model"))
+
+
+def create(name: str, made: Any) -> LanguageModel:
+    """The model of a config that was checked already, if this machine can hold it."""
+    size, room = 4 * made.rough_parameters(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > room and torch.get_default_device().type != "meta":
+        raise ConfigError(
+            f"a model of this shape needs {size / 2**30:,.0f} GiB and this machine has {room / 2**30:,.0f}; "
+            "make it smaller"
+        )
+    return family(name)(made)

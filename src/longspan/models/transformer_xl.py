@@ -22,7 +22,7 @@ from longspan.layers.attention import Attention, no_biases
 from longspan.layers.positions import ShawDistances, SinusoidDistances, distance_sinusoid
 from longspan.layers.transformer import Residual, TransformerConfig, initialise, require, settle_max_distance
 from longspan.memory.ring import RingDecoder
-from longspan.memory.segments import first_visible, keep_last, remaining
+from longspan.memory.segments import first_visible, keep_last, remaining, trim
 from longspan.memory.window import WindowDecoder
 from longspan.shapes import Bool, Float, Int, Tensor
 
@@ -139,7 +139,9 @@ class TransformerXL(LanguageModel):
     def hidden_states(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
     ) -> tuple[tuple[Tensor, ...], State]:
-        state = self.initial_state(tokens.shape[0]) if state is None else state
+        if state is None or "window" in state.parts:  # a window of tokens is a decoder's, and says nothing here
+            state = self.initial_state(tokens.shape[0])
+        state = trim(state, self.config.memory)
         read, remembered = self._memory_form(state, tokens.shape[0])
         T, capacity = tokens.shape[1], self.config.memory
         first_key = first_visible(state.length, remembered, T, starts)

@@ -15,7 +15,7 @@ from longspan.checkpoints import store
 from longspan.checkpoints.manifest import Verified
 from longspan.data import CORPORA, Encoded, Lanes, open_corpus
 from longspan.errors import CheckpointError, ConfigError, DataError
-from longspan.models.families import family
+from longspan.models.families import create
 from longspan.training import snapshot
 from longspan.training.environment import describe
 from longspan.training.loop import Observer, Trainer
@@ -98,11 +98,7 @@ def make_trainer(
     rows = value_at(recipe.training.batch, 0)
     lanes = Lanes(text.ids, text.starts if recipe.data.documents else [], rows, text.fingerprint, text.name)
     torch.manual_seed(recipe.training.seed)
-    try:
-        model = family(recipe.family)(recipe.model)
-    except (RuntimeError, MemoryError) as error:
-        why = str(error).partition("\n")[0][:100]
-        raise ConfigError(f"a model of this shape does not fit into memory ({why}); make it smaller") from None
+    model = create(recipe.family, recipe.model)
     return recipe, Trainer(recipe, model, text.tokenizer, lanes, device, observers)
 
 

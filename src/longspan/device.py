@@ -1,0 +1,37 @@
+"""The device and precision asked for, or an error that says what this machine has."""
+
+import torch
+
+from longspan.errors import DeviceError, UnknownNameError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+def find_device(name: str | torch.device) -> torch.device:
+    """`auto`, `cpu`, `cuda` or `cuda:N`."""
+    name = str(name)
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not (index.isascii() and index.isdigit() and len(index) < 4)):
+        raise UnknownNameError("device", name, ["auto", "cpu", "cuda", "cuda:0"])
+    if kind == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if int(index or 0) >= count:
+        raise DeviceError(f"there is no device {name!r} here; this machine has {count} CUDA devices, use --device cpu")
+    return torch.device("cuda", int(index or 0))
+
+
+def find_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
+    """`auto` is float32 on a CPU and bfloat16 on CUDA. A CPU takes nothing narrower than float32."""
+    name = str(name).removeprefix("torch.")
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if name not in DTYPES:
+        raise UnknownNameError("precision", name, ["auto", *DTYPES])
+    if device.type == "cpu" and name == "bfloat16":
+        raise DeviceError(
+            "bfloat16 is hundreds of times slower on a CPU than float32; leave --dtype out, or use --device cuda"
+        )
+    return DTYPES[name]

@@ -86,7 +86,7 @@ def test_the_authors_arguments(tmp_path: Path) -> None:
         ({"n_layer": 3}, "2 layers where its settings say 3"),
         ({"n_layer": "two"}, "2 layers where its settings say 'two'"),
         ({"d_model": 18}, "asks for"),
-        ({"d_model": 10**30}, "cannot be built|asks for"),
+        ({"d_model": 10**30}, "cannot be built|asks for|beyond the largest"),
         ({"d_inner": "x"}, "wrong type"),
         ({"attn_type": 2}, "attn_type=2"),
         ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon"),

@@ -38,6 +38,10 @@ class State:
     def batch(self) -> int:
         return self.length.shape[0]
 
+    def require_rows(self, rows: int) -> None:
+        if self.batch != rows:
+            raise StateError(f"the state has {self.batch} rows and the tokens {rows}; they must agree")
+
     def map(self, change: Callable[[Tensor], Tensor]) -> "State":
         """The same tree with `change` applied to every tensor."""
         parts = {name: tuple(change(tensor) for tensor in tensors) for name, tensors in self.parts.items()}
@@ -143,6 +147,11 @@ class LanguageModel(nn.Module, ABC):
     @abstractmethod
     def reach(self) -> int:
         """How many tokens back the oldest token that can move a prediction may lie, in streaming use."""
+
+    @property
+    def parameter_count(self) -> int:
+        """Numbers that are trained; a tied one counts once."""
+        return sum(parameter.numel() for parameter in self.parameters())
 
     @property
     def state_size(self) -> int:

@@ -105,7 +105,7 @@ def _open(runs: Sequence[Run], device: torch.device, dtype: torch.dtype) -> tupl
 
 
 def _runs(runs: Sequence[Run], opened: Sequence[Subjects]) -> Iterator[str]:
-    sizes = {one.run.name: sum(p.numel() for p in one.loaded.model.parameters()) for one in opened}
+    sizes = {one.run.name: one.loaded.model.parameter_count for one in opened}
     rows = []
     for run in runs:
         speed, seconds = run.training["tokens_per_second"], run.training["seconds"]
@@ -196,7 +196,7 @@ def _against_published(opened: Sequence[Subjects], bits: dict[str, float]) -> It
         for one in opened:
             if one.run.corpus == corpus:
                 score = bits[one.run.name] if unit.startswith("bits") else 2 ** bits[one.run.name]
-                size = sum(p.numel() for p in one.loaded.model.parameters()) / 1e6
+                size = one.loaded.model.parameter_count / 1e6
                 rows.append((score, one.run.name, f"{size:.3g}M", "here"))
         rows.sort()
         ours = [n for n, row in enumerate(rows) if row[3] == "here"]

@@ -192,7 +192,7 @@ def _json(values: Mapping[str, Any]) -> bytes:
 
 
 def _card(model: LanguageModel, described: Mapping[str, Any], tokenizer: Tokenizer, notes: Iterable[str]) -> str:
-    count = sum(parameter.numel() for parameter in model.parameters())
+    count = model.parameter_count
     lines = [
         f"# A {described['family']} model",
         "",

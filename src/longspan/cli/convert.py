@@ -35,8 +35,8 @@ def import_model(
         model = model.to(where.dtype)
     tokenizer = tokenizer_for(tokens, model.config.vocabulary)
     save_model(out, model, tokenizer, notes=[f"Imported from {source.name}."])
-    count = sum(p.numel() for p in model.parameters())
-    print(f"{out}: transformer-xl, {count:,} parameters, {model.config.vocabulary:,} tokens ({tokenizer.kind})")
+    known = f"{model.config.vocabulary:,} tokens ({tokenizer.kind})"
+    print(f"{out}: transformer-xl, {model.parameter_count:,} parameters, {known}")
 
 
 def tokenizer_for(tokens: str, vocabulary: int | None) -> "Tokenizer":

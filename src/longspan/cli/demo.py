@@ -18,7 +18,6 @@ from longspan.cli.report import report
 if TYPE_CHECKING:
     import torch
 
-    from longspan.text_model import TextModel
     from longspan.training.recipe import Recipe
 
 TRAINING_SECONDS = 95.0  # for the first model; the second takes the same steps, and fewer seconds
@@ -116,14 +115,10 @@ def _scores(out: Path, text: bytes, device: "torch.device") -> list[Row]:
         for stretch in stretches:
             tally.add(stretch)
         seconds = time.perf_counter() - began
-        rows.append(Row(name, _parameters(model), tally.bits, tally.count / seconds))
+        rows.append(Row(name, model.parameter_count, tally.bits, tally.count / seconds))
     for name, packed in (("xz -9", lzma.compress(text, preset=9)), ("bzip2 -9", bz2.compress(text, 9))):
         rows.append(Row(name, None, 8 * len(packed) / len(text), None))
     return rows
-
-
-def _parameters(model: "TextModel") -> int:
-    return sum(p.numel() for p in model.model.parameters())
 
 
 def _print_table(rows: list[Row]) -> None:

@@ -41,8 +41,7 @@ def init(
     if dtype != "auto":
         model = model.to(where.dtype)
     save_model(out, model, tokenizer, notes=[f"Untrained, seed {seed}."])
-    count = sum(p.numel() for p in model.parameters())
-    print(f"{out}: {family}, {count:,} parameters, untrained")
+    print(f"{out}: {family}, {model.parameter_count:,} parameters, untrained")
 
 
 init.__doc__ = f"""Make an untrained model.
@@ -71,7 +70,7 @@ def info(
     net, parts = loaded.model, parameters_by_part(loaded.model)
     facts: dict[str, Any] = {
         "family": name_of(net),
-        "parameters": sum(parts.values()),
+        "parameters": net.parameter_count,
         "tokens": loaded.tokenizer.kind,
         "vocabulary": net.config.vocabulary,
         "reach": net.reach,

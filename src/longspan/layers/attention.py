@@ -7,6 +7,9 @@ from longspan.kernels.causal_attention import causal_attention
 from longspan.kernels.relative_attention import relative_attention
 from longspan.shapes import Float, Int, Tensor
 
+Position = tuple[Float[Tensor, "H C D"], Float[Tensor, "H D"], Float[Tensor, "H D"]]
+"""(r, u, w) of the four-term score."""
+
 
 class Attention(nn.Module):
     """Projections to and from heads; who sees what, and how positions enter, is the caller's business.
@@ -37,7 +40,7 @@ class Attention(nn.Module):
         query: Float[Tensor, "B H L D"],
         key: Float[Tensor, "B H K D"],
         value: Float[Tensor, "B H K D"],
-        position: tuple[Float[Tensor, "H C D"], Float[Tensor, "H D"], Float[Tensor, "H D"]] | None,
+        position: Position | None,
         window: int | None = None,
         first_key: Int[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B L E"]:
@@ -61,7 +64,7 @@ def merge_heads(x: Float[Tensor, "B H T D"]) -> Float[Tensor, "B T E"]:
     return x.transpose(1, 2).flatten(2)
 
 
-def no_biases(distance: Float[Tensor, "H C D"]) -> tuple[Tensor, Tensor, Tensor]:
+def no_biases(distance: Float[Tensor, "H C D"]) -> Position:
     """(r, 0, 0): a position term without global terms (c) and (d), as Shaw et al. have it."""
     zero = torch.zeros_like(distance[:, 0])
     return distance, zero, zero

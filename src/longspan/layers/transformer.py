@@ -9,9 +9,10 @@ from torch import nn
 
 from longspan.errors import ConfigError
 from longspan.layers.adaptive_softmax import AdaptiveSoftmax
+from longspan.layers.attention import Attention, Position
 from longspan.layers.embedding import AdaptiveEmbedding
 from longspan.layers.feed_forward import FeedForward
-from longspan.shapes import Float, Tensor
+from longspan.shapes import Float, Int, Tensor
 
 # Beyond any model; what lies further would fail deep inside torch, or fill the machine before it does.
 LARGEST = {"layers": 4096} | dict.fromkeys(("width", "heads", "head_width", "inner", "embedding_width"), 2**20)
@@ -124,6 +125,34 @@ class Residual(nn.Module):
 
     def forward(self, x: Float[Tensor, "B T D"], change: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         return x + change if self.before else self.norm(x + change)
+
+
+class TransformerLayer(nn.Module):
+    """Attention over given keys and values, then feed-forward; a family adds how it tells positions."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        heads, size = config.heads, config.head_size
+        self.attention = Attention(config.width, heads, size, config.dropout, config.attention_dropout)
+        self.attention_residual = Residual(config.width, config.norm)
+        self.feed_forward = config.make_feed_forward()
+        self.feed_forward_residual = Residual(config.width, config.norm)
+
+    def keys_values(self, h: Float[Tensor, "B T E"]) -> tuple[Tensor, Tensor]:
+        return self.attention.keys_values(self.attention_residual.inputs(h))
+
+    def forward(
+        self,
+        h: Float[Tensor, "B T E"],
+        keys: Float[Tensor, "B H K D"],
+        values: Float[Tensor, "B H K D"],
+        position: Position | None,
+        window: int | None,
+        first_key: Int[Tensor, "B T"] | None,
+    ) -> Float[Tensor, "B T E"]:
+        query = self.attention.queries(self.attention_residual.inputs(h))
+        h = self.attention_residual(h, self.attention.attend(query, keys, values, position, window, first_key))
+        return self.feed_forward_residual(h, self.feed_forward(self.feed_forward_residual.inputs(h)))
 
 
 @torch.no_grad()

@@ -18,15 +18,13 @@ from torch import nn
 
 from longspan.contract import Decoder, LanguageModel, State, StreamDecoder
 from longspan.errors import StateError
-from longspan.layers.attention import Attention, no_biases
+from longspan.layers.attention import Position, no_biases
 from longspan.layers.positions import ShawDistances, SinusoidDistances, distance_sinusoid
-from longspan.layers.transformer import Residual, TransformerConfig, initialise, require, settle_max_distance
+from longspan.layers.transformer import TransformerConfig, TransformerLayer, initialise, require, settle_max_distance
 from longspan.memory.ring import RingDecoder
 from longspan.memory.segments import first_visible, keep_last, remaining, trim
 from longspan.memory.window import WindowDecoder
 from longspan.shapes import Bool, Float, Int, Tensor
-
-Position = tuple[Float[Tensor, "H C D"], Float[Tensor, "H D"], Float[Tensor, "H D"]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,16 +54,12 @@ class TransformerXLConfig(TransformerConfig):
         return self.memory if self.same_length else None
 
 
-class TransformerXLLayer(nn.Module):
-    """Attention over memory and segment, then feed-forward; hidden states or their projections as memory."""
+class TransformerXLLayer(TransformerLayer):
+    """A layer whose keys may reach into memory, told apart by distance."""
 
     def __init__(self, config: TransformerXLConfig) -> None:
-        super().__init__()
+        super().__init__(config)
         heads, size = config.heads, config.head_size
-        self.attention = Attention(config.width, heads, size, config.dropout, config.attention_dropout)
-        self.attention_residual = Residual(config.width, config.norm)
-        self.feed_forward = config.make_feed_forward()
-        self.feed_forward_residual = Residual(config.width, config.norm)
         if config.position == "shaw":
             self.distances: nn.Module = ShawDistances(heads, size, config.max_distance or 0)
         else:
@@ -73,22 +67,6 @@ class TransformerXLLayer(nn.Module):
             if not config.shared_biases:
                 self.u = nn.Parameter(torch.empty(heads, size))
                 self.w = nn.Parameter(torch.empty(heads, size))
-
-    def keys_values(self, h: Float[Tensor, "B T E"]) -> tuple[Tensor, Tensor]:
-        return self.attention.keys_values(self.attention_residual.inputs(h))
-
-    def forward(
-        self,
-        h: Float[Tensor, "B T E"],
-        keys: Float[Tensor, "B H K D"],
-        values: Float[Tensor, "B H K D"],
-        position: Position,
-        window: int | None,
-        first_key: Int[Tensor, "B T"] | None,
-    ) -> Float[Tensor, "B T E"]:
-        query = self.attention.queries(self.attention_residual.inputs(h))
-        h = self.attention_residual(h, self.attention.attend(query, keys, values, position, window, first_key))
-        return self.feed_forward_residual(h, self.feed_forward(self.feed_forward_residual.inputs(h)))
 
 
 class TransformerXL(LanguageModel):
@@ -158,8 +136,7 @@ class TransformerXL(LanguageModel):
 
     def _memory_form(self, state: State, batch: int) -> tuple[Callable, int]:
         """How a layer's keys and values are made from the form of memory this state holds, and how much it holds."""
-        if state.batch != batch:
-            raise StateError(f"the state has {state.batch} rows and the tokens {batch}; they must agree")
+        state.require_rows(batch)
         names, counts = set(state.parts), {len(part) for part in state.parts.values()}
         if counts != {self.config.layers} or names not in ({"hidden"}, {"keys", "values"}):
             raise StateError(

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from longspan.contract import Decoder, LanguageModel, State
-from longspan.errors import ConfigError, StateError
-from longspan.layers.attention import Attention, no_biases
+from longspan.errors import ConfigError
+from longspan.layers.attention import no_biases
 from longspan.layers.positions import ShawDistances, sinusoid
-from longspan.layers.transformer import Residual, TransformerConfig, initialise, settle_max_distance
+from longspan.layers.transformer import TransformerConfig, TransformerLayer, initialise, settle_max_distance
 from longspan.memory.segments import first_visible
 from longspan.memory.window import WindowDecoder
 from longspan.shapes import Bool, Float, Int, Tensor
@@ -30,27 +30,23 @@ class VanillaConfig(TransformerConfig):
         settle_max_distance(self, self.position != "sinusoid", self.segment - 1)
 
 
-class VanillaLayer(nn.Module):
+class VanillaLayer(TransformerLayer):
+    """A layer that makes its keys of the segment alone."""
+
     def __init__(self, config: VanillaConfig) -> None:
-        super().__init__()
-        heads, size = config.heads, config.head_size
-        self.attention = Attention(config.width, heads, size, config.dropout, config.attention_dropout)
-        self.attention_residual = Residual(config.width, config.norm)
-        self.feed_forward = config.make_feed_forward()
-        self.feed_forward_residual = Residual(config.width, config.norm)
+        super().__init__(config)
         if config.position == "learned":
             self.places = nn.Parameter(torch.empty((config.max_distance or 0) + 1, config.width))
         if config.position == "shaw":
-            self.distances = ShawDistances(heads, size, config.max_distance or 0)
+            self.distances = ShawDistances(config.heads, config.head_size, config.max_distance or 0)
 
-    def forward(self, h: Float[Tensor, "B T D"], first_key: Int[Tensor, "B T"] | None) -> Float[Tensor, "B T D"]:
+    def forward(  # type: ignore[override]
+        self, h: Float[Tensor, "B T D"], first_key: Int[Tensor, "B T"] | None
+    ) -> Float[Tensor, "B T D"]:
         if hasattr(self, "places"):
             h = h + self.places[place_in_document(first_key, h.shape[1], h.device)]
-        inputs = self.attention_residual.inputs(h)
         position = no_biases(self.distances(h.shape[1])) if hasattr(self, "distances") else None
-        query, (keys, values) = self.attention.queries(inputs), self.attention.keys_values(inputs)
-        h = self.attention_residual(h, self.attention.attend(query, keys, values, position, None, first_key))
-        return self.feed_forward_residual(h, self.feed_forward(self.feed_forward_residual.inputs(h)))
+        return super().forward(h, *self.keys_values(h), position, None, first_key)
 
 
 class Vanilla(LanguageModel):
@@ -82,8 +78,7 @@ class Vanilla(LanguageModel):
     ) -> tuple[tuple[Tensor, ...], State]:
         B, T = tokens.shape
         state = self.initial_state(B) if state is None else state
-        if state.batch != B:
-            raise StateError(f"the state has {state.batch} rows and the tokens {B}; they must agree")
+        state.require_rows(B)
         if self.config.position == "learned" and (known := self.config.max_distance + 1) < T:
             raise ConfigError(
                 f"this model has learned {known} positions and was handed {T} tokens at once; "

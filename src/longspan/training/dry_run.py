@@ -41,7 +41,7 @@ def dry_run(recipe: Recipe, text: Encoded, device: torch.device) -> Estimate:
     rows = -(-trainer.lanes.row_length // trainer.recipe.model.segment)
     seconds = _seconds(recipe, spent / MEASURED, speed)
     return Estimate(
-        parameters=sum(p.numel() for p in trainer.model.parameters()),
+        parameters=trainer.model.parameter_count,
         tokens_per_step=per_step,
         tokens_per_pass=len(text),
         steps_per_pass=rows,

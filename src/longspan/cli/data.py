@@ -1,14 +1,12 @@
 """`longspan data list` and `longspan data get`."""
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from longspan.cli.options import DeviceName, DtypeName, Json, Threads, print_json
+from longspan.cli.progress import progress
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Known corpora: what there is, and getting it.")
 
@@ -47,20 +45,6 @@ def get(
     """Fetch a corpus, verify it by its SHA-256 and keep it. A download that broke off goes on where it stopped."""
     from longspan.data import get
 
-    with _progress(name) as watch:
+    with progress(name, in_bytes=True) as watch:
         folder = get(name, source, progress=watch)
     print(f"{name} is in {folder}")
-
-
-@contextmanager
-def _progress(name: str) -> Iterator[Callable[[int, int | None], None] | None]:
-    """A bar on standard error where a person watches."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-
-    with Progress(name, BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as bar:
-        task = bar.add_task(name, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

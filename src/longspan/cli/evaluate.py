@@ -1,7 +1,6 @@
 """`longspan eval`: how well a model predicts a text."""
 
 import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longspan.cli.options import DeviceName, DtypeName, Json, Model, Threads, machine, print_json, print_rows
+from longspan.cli.progress import progress
 from longspan.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from longspan.evaluation.likelihood import Stretch
 
 
 def evaluate(
@@ -71,8 +69,11 @@ def evaluate(
     began = time.perf_counter()
     with _losses_file(losses, len(text.ids) - 1) as out:
         tally = Tally(out)
-        for stretch in _watched(stretches, len(text.ids) - 1, quiet=json):
-            tally.add(stretch)
+        with progress("scoring", quiet=json) as watch:
+            for stretch in stretches:
+                tally.add(stretch)
+                if watch is not None:
+                    watch(tally.count, len(text.ids) - 1)
     seconds = time.perf_counter() - began
     facts: dict[str, Any] = {"tokens": len(text.ids), "scored": tally.count, "nats": tally.mean}
     facts |= {
@@ -124,20 +125,3 @@ def _losses_file(path: Path | None, count: int) -> "Iterator[NDArray[np.float32]
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
-
-
-def _watched(stretches: "Iterator[Stretch]", total: int, quiet: bool) -> "Iterator[Stretch]":
-    """The same stretches, with progress on standard error where a person watches."""
-    if quiet or not sys.stderr.isatty():
-        yield from stretches
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
-
-    with Progress(
-        "scoring", BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), console=Console(stderr=True)
-    ) as bar:
-        task = bar.add_task("", total=total)
-        for stretch in stretches:
-            yield stretch
-            bar.advance(task, len(stretch.losses))

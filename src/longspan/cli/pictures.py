@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from longspan.cli.options import DeviceName, DtypeName, Model, Threads, machine
-from longspan.cli.recl import progress
+from longspan.cli.progress import progress
 from longspan.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -1,14 +1,13 @@
 """`longspan recl`: how much context each model of a group makes use of."""
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from longspan.cli.options import DeviceName, DtypeName, Json, Threads, machine, print_json
+from longspan.cli.progress import progress
 from longspan.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -152,21 +151,6 @@ def _names(paths: Sequence[Path]) -> list[str]:
     if len({path.resolve() for path in paths}) < len(paths):
         raise ConfigError("a model was named twice; a group holds each once")
     return [str(path) for path in paths]
-
-
-@contextmanager
-def progress(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar with the time left on standard error where a person watches."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
-
-    columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(what, *columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def as_json(found: dict[str, dict[str, "Length"]], effective: dict[str, "Length"]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """`longspan report`: one HTML file about some runs."""
 
-import os
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +7,7 @@ from typing import Annotated
 import typer
 
 from longspan.cli.options import DeviceName, DtypeName, Threads, machine
-from longspan.cli.recl import progress
+from longspan.cli.progress import progress
 from longspan.errors import ConfigError
 
 
@@ -22,6 +21,7 @@ def report(
     """Curves, scores, context, speed, pictures and sample text of some runs, in one file that needs no network."""
     from longspan.analysis.report import build_report
     from longspan.analysis.runs import read_run
+    from longspan.checkpoints.store import write_file
 
     if out.is_dir() or not out.parent.is_dir():
         raise ConfigError(f"--out {out}: it is a folder, or there is no folder {out.parent}")
@@ -31,10 +31,5 @@ def report(
     found = [read_run(path, None if unique else str(path)) for path in runs]
     with tempfile.TemporaryDirectory(prefix="longspan-report-") as scratch, progress("reporting", quiet=False) as watch:
         content = build_report(found, Path(scratch), where.device, where.dtype, watch=watch)
-    aside = out.parent / f".{out.name}.{os.getpid()}"
-    try:
-        aside.write_text(content, encoding="utf-8")
-        aside.replace(out)
-    finally:
-        aside.unlink(missing_ok=True)
+    write_file(out, content.encode("utf-8"))
     print(f"the report is in {out}")

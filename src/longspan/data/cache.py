@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,19 +83,25 @@ def sync(path: Path) -> None:
 
 
 def write_json(path: Path, values: Any) -> None:
-    """A JSON file, whole or not at all, and on the disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, aside = tempfile.mkstemp(prefix=".part-", dir=path.parent)
+    content = json.dumps(values).encode("ascii")
+    write_whole(path, lambda file: file.write(content))
+
+
+def write_whole(path: Path, write: Callable[[Any], object]) -> None:
+    """A file that `write` fills: under its name whole or not at all, and on the disk."""
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(values, file)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(aside).replace(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, aside = tempfile.mkstemp(prefix=".part-", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(aside).replace(path)
+        finally:
+            Path(aside).unlink(missing_ok=True)
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror or error}") from None
-    finally:
-        Path(aside).unlink(missing_ok=True)
 
 
 def read_json(path: Path) -> Any:

@@ -1,11 +1,10 @@
 """Losses with exactly c tokens of context: fresh state, memory at least c, the same targets for every c and model."""
 
 import dataclasses
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from longspan.config import plain
 from longspan.contract import LanguageModel
-from longspan.data.cache import cache_folder, key
+from longspan.data.cache import cache_folder, key, write_whole
 from longspan.errors import ConfigError, DataError
 from longspan.evaluation.likelihood import Ids, check_positive, check_text
 from longspan.evaluation.loss_table import LossTable, check_contexts
@@ -99,7 +98,7 @@ def measure(
             if watch is not None:
                 watch(done, total)
         if place is not None:
-            _write(place, losses[i, k])
+            write_whole(place, partial(np.save, arr=losses[i, k]))
     return LossTable(tuple(subject.name for subject in subjects), tuple(contexts), losses)
 
 
@@ -108,7 +107,7 @@ def context_losses(model: LanguageModel, ids: Ids, targets: Places, context: int
     check_window(model, context)
     device = next(model.parameters()).device
     rows = max(1, _TOKENS_AT_ONCE // context)
-    with remembering(model, context):
+    with remembering(model, context), model.fixed_weights():
         for begin in range(0, len(targets), rows):
             places = targets[begin : begin + rows, None] - context + np.arange(context + 1)
             window = torch.from_numpy(ids[places].astype(np.int64)).to(device)
@@ -161,20 +160,3 @@ def _read(place: Path, count: int) -> NDArray[np.float64] | None:
     except (OSError, ValueError, EOFError):
         return None
     return found if found.shape == (count,) and found.dtype == np.float64 and np.isfinite(found).all() else None
-
-
-def _write(place: Path, losses: NDArray[np.float64]) -> None:
-    """The file takes its name when it is whole, so whoever reads meanwhile sees all of it or nothing."""
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, aside = tempfile.mkstemp(prefix=".part-", dir=place.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                np.save(file, losses)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(aside).replace(place)
-        finally:
-            Path(aside).unlink(missing_ok=True)
-    except OSError as error:
-        raise DataError(f"{place} cannot be written: {error.strerror or error}") from None

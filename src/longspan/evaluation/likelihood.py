@@ -84,14 +84,15 @@ def sliding_losses(
         tokens, targets = _tensor(ids[places], device), _tensor(ids[places + 1], device)
         losses, _ = model.losses(tokens, targets, model.initial_state(1), _begun(places, starts, device))
     yield Stretch(0, losses[0].float().cpu().numpy())
-    for begin in range(segment, total, batch):
-        rows = min(batch, total - begin)
-        places = begin - segment + 1 + np.arange(rows)[:, None] + np.arange(segment)
-        tokens, targets = _tensor(ids[places], device), _tensor(ids[places[:, -1:] + 1], device)
-        with torch.inference_mode():
-            hidden, _ = model.hidden_states(tokens, model.initial_state(rows), _begun(places, starts, device))
-            losses = model.head.losses(hidden[-1][:, -1:], targets)
-        yield Stretch(begin, losses[:, 0].float().cpu().numpy())
+    with model.fixed_weights():
+        for begin in range(segment, total, batch):
+            rows = min(batch, total - begin)
+            places = begin - segment + 1 + np.arange(rows)[:, None] + np.arange(segment)
+            tokens, targets = _tensor(ids[places], device), _tensor(ids[places[:, -1:] + 1], device)
+            with torch.inference_mode():
+                hidden, _ = model.hidden_states(tokens, model.initial_state(rows), _begun(places, starts, device))
+                losses = model.head.losses(hidden[-1][:, -1:], targets)
+            yield Stretch(begin, losses[:, 0].float().cpu().numpy())
 
 
 def check_text(model: LanguageModel, ids: Ids) -> int:

@@ -7,7 +7,6 @@ batch and every block of queries adds to, uses float32 atomics.
 
 # ruff: noqa: ARG001 (the shapes of a custom operation are told with all of its arguments)
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -224,12 +223,3 @@ def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ..
 
 
 _forward.register_autograd(_differentiate, setup_context=_keep)
-
-
-def available(device: torch.device) -> bool:
-    """Whether the kernels run there: Triton on a GPU, or its interpreter."""
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        return False
-    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"

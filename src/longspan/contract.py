@@ -111,6 +111,17 @@ class Decoder(Protocol):
         ...
 
 
+@runtime_checkable
+class Choosing(Protocol):
+    """A decoder that can choose the next token on its device, in the same go as the step before it."""
+
+    def chooser(
+        self, choose: Callable[[Tensor], Tensor], generator: torch.Generator, key: Any
+    ) -> Callable[[Int[Tensor, "B"]], Int[Tensor, "B"]]:
+        """From a token to the next; what it returns may be overwritten by the next call."""
+        ...
+
+
 class Head(nn.Module, ABC):
     """From hidden states to tokens."""
 

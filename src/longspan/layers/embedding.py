@@ -40,9 +40,11 @@ class AdaptiveEmbedding(nn.Module):
         if len(self.edges) == 1:
             rows = F.embedding(tokens, self.tables[0])
             return (F.linear(rows, self.projections[0]) if len(self.projections) else rows) * self.width**0.5
-        embedded = self.tables[0].new_zeros(*tokens.shape, self.width)
+        # Every cluster looks up every token and keeps its own: a little more arithmetic, and nobody has to wait for
+        # the device to say how many tokens each cluster has.
+        embedded = torch.zeros((), dtype=self.tables[0].dtype, device=tokens.device)
         for (begin, end), table, projection in zip(self.edges, self.tables, self.projections, strict=True):
             here = (tokens >= begin) & (tokens < end)
-            rows = F.embedding(tokens[here] - begin, table)
-            embedded = embedded.masked_scatter(here[..., None], F.linear(rows, projection).to(embedded.dtype))
+            rows = F.embedding((tokens - begin).clamp(0, end - begin - 1), table)
+            embedded = torch.where(here[..., None], F.linear(rows, projection), embedded)
         return embedded * self.width**0.5

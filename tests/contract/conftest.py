@@ -22,12 +22,15 @@ WITH_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "narrow-embedding": ("transformer-xl", {"memory": 40, "cutoffs": [7], "embedding_width": 12}),
     "shaw": ("transformer-xl", {"memory": 40, "position": "shaw"}),
     "shaw-near": ("transformer-xl", {"memory": 7, "same_length": True, "position": "shaw", "max_distance": 3}),
+    "rotary": ("rotary", {"memory": 40, "head_width": 6}),
+    "rotary-same-length": ("rotary", {"memory": 6, "same_length": True, "activation": "squared-relu"}),
 }
 WITHOUT_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "sinusoid": ("vanilla", {"position": "sinusoid"}),
     "learned": ("vanilla", {"position": "learned", "segment": 40}),
     "vanilla-shaw": ("vanilla", {"position": "shaw", "max_distance": 5}),
     "memory-0": ("transformer-xl", {"memory": 0}),
+    "rotary-memory-0": ("rotary", {}),
 }
 ALL = WITH_MEMORY | WITHOUT_MEMORY
 

@@ -1,4 +1,4 @@
-"""Ways to tell positions: sinusoids of a distance or a place, and learned vectors per distance (Shaw et al. 2018)."""
+"""Ways to tell positions: sinusoids of a distance or a place, learned vectors per distance, rotation."""
 
 from collections.abc import Callable
 
@@ -66,3 +66,26 @@ class ShawDistances(nn.Module):
     def forward(self, count: int) -> Float[Tensor, "H C D"]:
         """Vectors of the distances min(count, known)-1, ..., 0; row d of the table is distance d."""
         return self.table[:, :count].flip(1)
+
+
+def rotary_table(count: int, head_width: int, device: torch.device) -> Float[Tensor, "2 K D"]:
+    """Cosines and sines of the places 0..count-1, one per pair of a head's numbers (Su et al. 2021)."""
+    steps = torch.arange(0, head_width, 2, dtype=torch.float64, device=device)
+    angle = torch.arange(count, dtype=torch.float64, device=device)[:, None] * 10000.0 ** (-steps / head_width)
+    return torch.stack([angle.cos(), angle.sin()])
+
+
+class Rotation:
+    """Turns each pair (x_k, x_{k + D/2}) of a head's numbers by its place times a frequency."""
+
+    def __init__(self, table: Float[Tensor, "2 K D"]) -> None:
+        self.table = table
+
+    def last(self, count: int) -> "Rotation":
+        """The same for the last `count` places."""
+        return Rotation(self.table[:, -count:])
+
+    def __call__(self, x: Float[Tensor, "B H K D"]) -> Float[Tensor, "B H K D"]:
+        cos, sin = self.table.to(x.dtype)
+        a, b = x.chunk(2, dim=-1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)

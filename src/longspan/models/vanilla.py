@@ -57,7 +57,7 @@ class Vanilla(LanguageModel):
         self.config = config
         self.embedding = config.make_embedding()
         self.layers = nn.ModuleList(VanillaLayer(config) for _ in range(config.layers))
-        self.final_norm = nn.LayerNorm(config.width) if config.final_norm else nn.Identity()
+        self.final_norm = config.make_final_norm()
         self.head = config.make_head(self.embedding)
         self.dropout = nn.Dropout(config.dropout)
         initialise(self)

@@ -38,6 +38,25 @@ def test_presets_have_the_published_parameters(name: str) -> None:
     assert recipe.model.segment == recipe.model.memory
 
 
+# Rivals: (parameters, how near they must be to those of the model they are compared with, or None).
+RIVALS = {
+    "enwik8-lstm": (40_982_700, (41_055_436, 0.01)),
+    "demo-lstm": (894_016, (890_112, 0.02)),
+}
+
+
+@pytest.mark.parametrize("name", RIVALS)
+def test_rivals_have_the_parameters_they_are_compared_at(name: str) -> None:
+    recipe = load_recipe(name)
+    with torch.device("meta"):
+        model = family(recipe.family)(recipe.model)
+    parameters, group = RIVALS[name]
+    assert model.parameter_count == parameters
+    assert recipe.expected.parameters in (None, parameters)
+    if group is not None:
+        assert abs(parameters / group[0] - 1) < group[1]
+
+
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_resolved_recipe_reads_back_as_itself(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(name)

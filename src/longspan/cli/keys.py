@@ -6,7 +6,7 @@ MODEL_KEYS = {
     "width": "width of the hidden states",
     "heads": "attention heads",
     "head_width": "width of a head; width / heads unless given",
-    "inner": "width inside the feed-forward layer; 4 x width unless given",
+    "inner": "width inside the feed-forward layer, 4 x width unless given; of recurrent layers below the last, width",
     "segment": "tokens read at once",
     "memory": "hidden states remembered per layer (transformer-xl)",
     "clamp": "distances beyond this one look alike; 0 is off (transformer-xl)",

@@ -101,6 +101,7 @@ class Trainer:
         self.guard = Guard(self.config.spike, device)
         self.objective: nn.Module = Objective(model, self.config)
         wanted = device.type == "cuda" if self.config.compile is None else self.config.compile
+        wanted = wanted and model.worth_compiling
         self.fast_objective: Any = torch.compile(self.objective, dynamic=False) if wanted else self.objective
         self.step, self.tokens, self.seconds_before = 0, 0, 0.0
         self.began = time.perf_counter()

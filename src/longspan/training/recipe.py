@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from longspan import config
 from longspan.errors import ConfigError, UnknownNameError
-from longspan.layers.transformer import require
+from longspan.layers.model_config import require
 from longspan.models.families import family
 
 S = TypeVar("S")

@@ -37,6 +37,7 @@ class TrainingConfig:
     seconds: float | None = None
     batch: int | Steps = 16
     segment: int | Steps | None = None
+    segment_jitter: float = 0.0
     memory: int | Steps | None = None
     accumulate: int = 1
     optimizer: Literal["adamw", "muon"] = "adamw"
@@ -77,7 +78,9 @@ class TrainingConfig:
             require(value is None or value > 0, f"training.{name}={value} must be above 0")
         for name in ("accumulate", "save_every", "keep"):
             require(getattr(self, name) >= 1, f"training.{name}={getattr(self, name)} must be at least 1")
-        for name in ("warmup", "weight_decay", "clip", "spike", "average_from", "validate_every", "patience", "seed"):
+        for name in ("warmup", "weight_decay", "clip", "spike", "validate_every", "patience", "seed"):
+            require(getattr(self, name) >= 0, f"training.{name}={getattr(self, name)} must not be negative")
+        for name in ("segment_jitter", "average_from"):
             require(getattr(self, name) >= 0, f"training.{name}={getattr(self, name)} must not be negative")
         for name in ("weight_dropout", "muon_momentum", "average_decay", "lr_floor", "cooldown"):
             require(0 <= getattr(self, name) < 1, f"training.{name}={getattr(self, name)} must lie in [0, 1)")
@@ -86,6 +89,11 @@ class TrainingConfig:
         require(
             self.patience == 0 or self.validate_every > 0,
             f"training.patience={self.patience} counts validations; set training.validate_every too",
+        )
+        require(
+            not (self.compile and self.segment_jitter),
+            f"training.segment_jitter={self.segment_jitter} gives every step another length, and training.compile=true "
+            "would compile each; turn one of them off",
         )
         for name, least in (("batch", 1), ("segment", 1), ("memory", 0)):
             _check_steps(name, getattr(self, name), least)

@@ -25,6 +25,7 @@ WITH_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "shaw-near": ("transformer-xl", {"memory": 7, "same_length": True, "position": "shaw", "max_distance": 3}),
     "lstm": ("lstm", {}),
     "lstm-adaptive": ("lstm", {"layers": 1, "cutoffs": [7, 15], "div_val": 2, "tie_projections": True}),
+    "awd-lstm": ("awd-lstm", {}),
 }
 WITHOUT_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "sinusoid": ("vanilla", {"position": "sinusoid"}),

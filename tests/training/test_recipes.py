@@ -41,7 +41,9 @@ def test_presets_have_the_published_parameters(name: str) -> None:
 # Rivals: (parameters, how near they must be to those of the model they are compared with, or None).
 RIVALS = {
     "enwik8-lstm": (40_982_700, (41_055_436, 0.01)),
+    "enwik8-awd-lstm": (41_092_584, (41_055_436, 0.01)),
     "demo-lstm": (894_016, (890_112, 0.02)),
+    "demo-awd-lstm": (884_096, (890_112, 0.02)),
 }
 
 

@@ -44,6 +44,7 @@ RIVALS = {
     "enwik8-awd-lstm": (41_092_584, (41_055_436, 0.01)),
     "demo-lstm": (894_016, (890_112, 0.02)),
     "demo-awd-lstm": (884_096, (890_112, 0.02)),
+    "ptb-awd-lstm": (24_221_600, None),  # 24M in the paper; the sum of its matrices and biases
 }
 
 
@@ -57,6 +58,18 @@ def test_rivals_have_the_parameters_they_are_compared_at(name: str) -> None:
     assert recipe.expected.parameters in (None, parameters)
     if group is not None:
         assert abs(parameters / group[0] - 1) < group[1]
+
+
+def test_awd_lstm_on_ptb_has_the_published_settings() -> None:
+    recipe = load_recipe("ptb-awd-lstm")
+    model, training = recipe.model, recipe.training
+    rates = (model.input_dropout, model.hidden_dropout, model.dropout, model.embedding_dropout, model.weight_dropout)
+    assert (model.layers, model.width, model.inner, model.segment) == (3, 400, 1150, 70)
+    assert rates == (0.4, 0.3, 0.4, 0.1, 0.5)
+    assert (model.ar, model.tar) == (2.0, 1.0)
+    assert (training.optimizer, training.lr, training.clip, training.batch) == ("sgd", 30.0, 0.25, 40)
+    assert (training.averaging, training.average_patience, training.segment_jitter) == ("asgd", 5, 5.0)
+    assert recipe.expected.score == 57.3
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -46,8 +46,9 @@ def test_lengths_are_never_too_short_and_whole_without_jitter() -> None:
     assert {segment_at(TrainingConfig(steps=1), 70, step) for step in range(300)} == {70}
 
 
-def test_the_step_reads_that_many_tokens_at_that_share_of_the_learning_rate() -> None:
-    recipe = make_recipe(training_segment_jitter=3.0, training_seed=5, training_steps=30)
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_the_step_reads_that_many_tokens_at_that_share_of_the_learning_rate(optimizer: str) -> None:
+    recipe = make_recipe(training_segment_jitter=3.0, training_optimizer=optimizer, training_seed=5, training_steps=30)
     _, trainer = run.make_trainer(recipe, make_text(7000), torch.device("cpu"))
     rows = []
     trainer._tell = rows.extend  # type: ignore[method-assign]

@@ -32,7 +32,7 @@ def test_the_list_of_keys_is_frozen() -> None:
     promised = (
         "activation ar attention_dropout clamp cutoffs div_val dropout embedding_dropout embedding_width final_norm "
         "head_width heads hidden_dropout inner input_dropout layers max_distance memory norm position same_length "
-        "segment shared_biases tar tie_embedding tie_projections vocabulary weight_dropout width"
+        "segment shared_biases tar tie_embedding tie_projections vocabulary weight_dropout width window zoneout"
     )
     assert sorted(MODEL_KEYS) == promised.split()
 

@@ -26,6 +26,8 @@ WITH_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "lstm": ("lstm", {}),
     "lstm-adaptive": ("lstm", {"layers": 1, "cutoffs": [7, 15], "div_val": 2, "tie_projections": True}),
     "awd-lstm": ("awd-lstm", {}),
+    "qrnn": ("qrnn", {}),
+    "qrnn-window-1": ("qrnn", {"window": 1, "layers": 3, "zoneout": 0.3}),
 }
 WITHOUT_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "sinusoid": ("vanilla", {"position": "sinusoid"}),

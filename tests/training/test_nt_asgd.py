@@ -106,7 +106,7 @@ class Scripted(Observer):
 
 
 # Before, at and after the trigger, in the middle of a pass and at its end; one step is enough for the others.
-@pytest.mark.parametrize(("family", "steps"), [("awd-lstm", (3, 7, 8, 10)), ("lstm", (7,))])
+@pytest.mark.parametrize(("family", "steps"), [("awd-lstm", (3, 7, 8, 10)), ("lstm", (7,)), ("qrnn", (7,))])
 def test_resume_is_exact(family: str, steps: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, whole = make_text(150), tmp_path / "whole"
     began: list[int | None] = []

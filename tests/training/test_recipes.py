@@ -42,8 +42,10 @@ def test_presets_have_the_published_parameters(name: str) -> None:
 RIVALS = {
     "enwik8-lstm": (40_982_700, (41_055_436, 0.01)),
     "enwik8-awd-lstm": (41_092_584, (41_055_436, 0.01)),
+    "enwik8-qrnn": (41_091_852, (41_055_436, 0.01)),
     "demo-lstm": (894_016, (890_112, 0.02)),
     "demo-awd-lstm": (884_096, (890_112, 0.02)),
+    "demo-qrnn": (892_628, (890_112, 0.02)),
     "ptb-awd-lstm": (24_221_600, None),  # 24M in the paper; the sum of its matrices and biases
 }
 

@@ -11,6 +11,7 @@ from longspan.contract import LanguageModel
 from longspan.errors import ConfigError, UnknownNameError
 from longspan.models.awd_lstm import AWDLSTM
 from longspan.models.lstm import LSTM
+from longspan.models.qrnn import QRNN
 from longspan.models.transformer_xl import TransformerXL
 from longspan.models.vanilla import Vanilla
 
@@ -19,6 +20,7 @@ FAMILIES: dict[str, type[LanguageModel]] = {
     "vanilla": Vanilla,
     "lstm": LSTM,
     "awd-lstm": AWDLSTM,
+    "qrnn": QRNN,
 }
 
 

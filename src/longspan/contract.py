@@ -5,6 +5,7 @@
 Everything else in the house (training, evaluation, generation, pictures) is written once, against this file.
 """
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from longspan.errors import StateError
 from longspan.shapes import Bool, Float, Int, Tensor
 
 STATE_VERSION = 1
+UNBOUNDED = sys.maxsize
+"""The `reach` of a family that no distance hides a token from."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,11 @@ class LanguageModel(nn.Module, ABC):
     @property
     def has_memory(self) -> bool:
         """Whether the state carries anything: a family without memory is evaluated by a sliding window."""
+        return True
+
+    @property
+    def worth_compiling(self) -> bool:
+        """Whether a compiler gains anything; not where a kernel it cannot look into does the work."""
         return True
 
     def forward(

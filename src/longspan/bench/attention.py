@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.nn.attention.flex_attention import flex_attention
 
 from longspan.bench.timing import Line, Preset, seconds
 from longspan.kernels.causal_attention import block_mask, causal_attention
@@ -57,6 +56,8 @@ def _rival(tensors: list[Tensor]) -> Callable[..., Tensor]:
     """FlexAttention with its block mask made once, which is how it is at its best; SDPA where it does not run."""
     if not tensors[0].is_cuda:
         return causal_attention
+    from torch.nn.attention.flex_attention import flex_attention
+
     flex = torch.compile(flex_attention, dynamic=False)
     mask = block_mask(tensors[0], tensors[1].shape[2], None, None)
     return lambda query, key, value: flex(query, key, value, block_mask=mask)

@@ -1,15 +1,15 @@
 """Causal attention without a position term: what is left of relative attention when r, u and w are zero."""
 
+from typing import Any
+
 import torch
 from torch.nn import functional as F
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from longspan.kernels.relative_attention.reference import distances
 from longspan.shapes import Bool, Float, Int, Tensor
 
 BLOCK = 128
-# FlexAttention holds the scores of a tile only, if it is compiled; nothing is compiled before the first call.
-_flex = torch.compile(flex_attention)
+_compiled: list[Any] = []
 
 
 def causal_attention(
@@ -36,10 +36,24 @@ def causal_attention(
     return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, dropout_p=dropout)
 
 
+def _flex(*tensors: Tensor, block_mask: Any) -> Tensor:
+    """FlexAttention, which holds the scores of a tile only if it is compiled. Loaded when needed: the compiler comes
+    with it, and takes seconds."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    if torch.compiler.is_compiling():
+        return flex_attention(*tensors, block_mask=block_mask)
+    if not _compiled:
+        _compiled.append(torch.compile(flex_attention))
+    return _compiled[0](*tensors, block_mask=block_mask)
+
+
 def block_mask(
     query: Float[Tensor, "B H L D"], keys: int, window: int | None, first_key: Int[Tensor, "B L"] | None
-) -> BlockMask:
+) -> Any:
     """Which blocks of keys a block of queries visits, told from positions alone: no [L, K] mask is made."""
+    from torch.nn.attention.flex_attention import BlockMask
+
     L, device = query.shape[2], query.device
     M = keys - L
     some, whole = _blocks(L, keys, window, first_key, device)

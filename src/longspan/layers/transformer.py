@@ -1,75 +1,42 @@
 """What every Transformer of the house shares: the keys of its config, its residual form and its initial weights."""
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from longspan.errors import ConfigError
-from longspan.layers.adaptive_softmax import AdaptiveSoftmax
 from longspan.layers.attention import Attention
-from longspan.layers.embedding import AdaptiveEmbedding
 from longspan.layers.feed_forward import FeedForward, GatedFeedForward
+from longspan.layers.model_config import ModelConfig, require
 from longspan.shapes import Float, Int, Tensor
-
-# Beyond any model; what lies further would fail deep inside torch, or fill the machine before it does.
-LARGEST = {"layers": 4096} | dict.fromkeys(("width", "heads", "head_width", "inner", "embedding_width"), 2**20)
-LARGEST |= {"vocabulary": 2**24, "div_val": 2**20}
-LARGEST |= dict.fromkeys(("segment", "memory", "clamp", "max_distance"), 2**31 - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig:
-    """Shape, regularisation and token embedding; a family adds how it tells positions and what it remembers."""
+class TransformerConfig(ModelConfig):
+    """Heads, feed-forward, norms; a family adds how it tells positions and what it remembers."""
 
-    vocabulary: int = 256
-    layers: int = 6
-    width: int = 256
     heads: int = 4
     head_width: int | None = None
     inner: int | None = None
-    segment: int = 128
     norm: Literal["post", "pre"] = "post"
     norm_type: Literal["layer", "rms"] = "layer"
     final_norm: bool = False
     activation: Literal["relu", "gelu", "squared-relu", "swiglu"] = "relu"
     biases: bool = True
-    dropout: float = 0.1
     attention_dropout: float = 0.0
-    embedding_width: int | None = None
-    cutoffs: tuple[int, ...] = ()
-    div_val: int = 1
-    tie_embedding: bool = True
-    tie_projections: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary", "layers", "width", "heads", "segment", "div_val"):
-            require(getattr(self, name) >= 1, f"model.{name}={getattr(self, name)} must be at least 1")
-        for name, most in LARGEST.items():
-            value = getattr(self, name, None)
-            require(value is None or value <= most, f"model.{name}={value} is beyond the largest, {most}")
-        for name in ("head_width", "inner", "embedding_width"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"model.{name}={value} must be at least 1")
-        for name in ("dropout", "attention_dropout"):
-            require(0 <= getattr(self, name) < 1, f"model.{name}={getattr(self, name)} must lie in [0, 1)")
+        super().__post_init__()
+        require(self.heads >= 1, f"model.heads={self.heads} must be at least 1")
+        for name in ("head_width", "inner"):
+            self.require_width(name)
+        self.require_rate("attention_dropout")
         if self.head_width is None and self.width % self.heads:
             near = self.width // self.heads * self.heads
             ways = f"{near} or {near + self.heads}" if near else f"{near + self.heads}"
             raise ConfigError(f"model.width={self.width} is not divisible by heads={self.heads}; try {ways}")
-        rising = all(a < b for a, b in pairwise((0, *self.cutoffs, self.vocabulary)))
-        require(
-            rising,
-            f"model.cutoffs={list(self.cutoffs)} must rise and lie between 0 and the vocabulary of {self.vocabulary}",
-        )
-        narrowest = (self.embedding_width or self.width) // self.div_val ** len(self.cutoffs)
-        require(
-            narrowest >= 1,
-            f"model.div_val={self.div_val} leaves the rarest of {len(self.cutoffs) + 1} clusters no width; "
-            "try a smaller div_val or fewer cutoffs",
-        )
 
     @property
     def head_size(self) -> int:
@@ -84,20 +51,6 @@ class TransformerConfig:
         matrices = 3 if self.activation == "swiglu" else 2
         layer = self.width * (4 * self.heads * self.head_size + matrices * self.inner_size)
         return self.layers * layer + self.vocabulary * (self.embedding_width or self.width)
-
-    def make_embedding(self) -> AdaptiveEmbedding:
-        return AdaptiveEmbedding(
-            self.vocabulary, self.width, self.embedding_width or self.width, self.cutoffs, self.div_val
-        )
-
-    def make_head(self, embedding: AdaptiveEmbedding) -> AdaptiveSoftmax:
-        return AdaptiveSoftmax(
-            embedding,
-            self.vocabulary,
-            self.cutoffs,
-            tie_embedding=self.tie_embedding,
-            tie_projections=self.tie_projections,
-        )
 
     def make_feed_forward(self) -> nn.Module:
         if self.activation == "swiglu":
@@ -131,11 +84,6 @@ class RememberingConfig(TransformerConfig):
     def window(self) -> int | None:
         """With same_length a query sees distances 0..memory-1, itself included."""
         return self.memory if self.same_length else None
-
-
-def require(holds: bool, sentence: str) -> None:
-    if not holds:
-        raise ConfigError(sentence)
 
 
 def settle_max_distance(config: TransformerConfig, learned: bool, needed: int) -> None:

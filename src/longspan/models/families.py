@@ -9,6 +9,9 @@ import torch
 from longspan import config
 from longspan.contract import LanguageModel
 from longspan.errors import ConfigError, UnknownNameError
+from longspan.models.awd_lstm import AWDLSTM
+from longspan.models.lstm import LSTM
+from longspan.models.qrnn import QRNN
 from longspan.models.rotary import Rotary
 from longspan.models.transformer_xl import TransformerXL
 from longspan.models.vanilla import Vanilla
@@ -17,6 +20,9 @@ FAMILIES: dict[str, type[LanguageModel]] = {
     "transformer-xl": TransformerXL,
     "vanilla": Vanilla,
     "rotary": Rotary,
+    "lstm": LSTM,
+    "awd-lstm": AWDLSTM,
+    "qrnn": QRNN,
 }
 
 

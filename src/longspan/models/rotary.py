@@ -12,8 +12,9 @@ from typing import Any, ClassVar, Literal
 
 from torch import nn
 
+from longspan.layers.model_config import require
 from longspan.layers.positions import Rotation, rotary_table
-from longspan.layers.transformer import RememberingConfig, TransformerLayer, initialise, require
+from longspan.layers.transformer import RememberingConfig, TransformerLayer, initialise
 from longspan.memory.remembering import Remembering
 from longspan.shapes import Float, Tensor
 

@@ -19,6 +19,7 @@ from longspan.models.families import create
 from longspan.training import snapshot
 from longspan.training.environment import describe
 from longspan.training.loop import Observer, Trainer
+from longspan.training.observers.average_trigger import AverageTrigger
 from longspan.training.observers.checkpoints import Checkpoints
 from longspan.training.observers.early_stop import EarlyStop
 from longspan.training.observers.metrics import Metrics
@@ -37,6 +38,8 @@ FREE = {
     *(f"training.{key}" for key in ("steps", "tokens", "seconds", "compile", "checkpoint_activations")),
     *(f"training.{key}" for key in ("validate_every", "validate_tokens", "save_every", "keep", "patience")),
 }
+# Where averaging waits for validation, validation decides what a step computes.
+TRIGGERING = {"training.validate_every", "training.validate_tokens"}
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,8 @@ def default_observers(recipe: Recipe, out: Path, text: Encoded) -> list[Observer
         observers.append(Validate(held_out, training.validate_every, training.validate_tokens))
     if training.patience:
         observers.append(EarlyStop(training.patience))
+    if training.average_patience:
+        observers.append(AverageTrigger(training.average_patience, training.validate_every))
     return [*observers, Checkpoints(out, training.save_every, training.keep)]
 
 
@@ -184,8 +189,9 @@ def find_start(out: Path, resume: str | None) -> Verified | None:
 def check_same(recipe: Recipe, stored: Recipe, where: Path) -> None:
     """A run goes on with the recipe it began with, save for its end and what watches it."""
     now, then = _flat(recipe), _flat(stored)
+    free = FREE - TRIGGERING if stored.training.average_patience else FREE
     for key in sorted(now.keys() | then.keys()):
-        if now.get(key) != then.get(key) and key not in FREE and not key.startswith(("evaluation.", "expected.")):
+        if now.get(key) != then.get(key) and key not in free and not key.startswith(("evaluation.", "expected.")):
             raise ConfigError(
                 f"{where} holds a run with {key}={config.show(then.get(key, 'unset'))}, and this one has "
                 f"{config.show(now.get(key, 'unset'))}; choose another --out, or leave {key} as it was"

@@ -57,6 +57,7 @@ def facts_of(trainer: Trainer) -> dict[str, Any]:
         "stopped_early": trainer.stopped_early,
         "data": trainer.lanes.state_dict(),
         "memories": len(trainer.states),
+        "averaging_began": None if trainer.average is None else trainer.average.began,
         "observers": {type(observer).__name__: facts for observer in trainer.observers if (facts := observer.facts())},
     }
 
@@ -90,6 +91,9 @@ def load(trainer: Trainer, verified: Verified) -> None:
         trainer.seconds_before, trainer.stopped_early = float(facts["seconds"]), bool(facts["stopped_early"])
         trainer.stopped_early = trainer.stopped_early and trainer.config.patience > 0
         count, noted = int(facts["memories"]), dict(facts["observers"])
+        if trainer.average is not None and trainer.config.average_patience:
+            began = facts["averaging_began"]
+            trainer.average.began = None if began is None else int(began)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path / FACTS} lacks or garbles {error}; the file is damaged") from None
     if trainer.average is not None:

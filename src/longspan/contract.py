@@ -163,6 +163,11 @@ class LanguageModel(nn.Module, ABC):
         """Whether the state carries anything: a family without memory is evaluated by a sliding window."""
         return True
 
+    @property
+    def tokens_to_fill(self) -> int:
+        """Tokens after which a state has the shapes of a full one."""
+        return getattr(self.config, "memory", 0)
+
     def forward(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
     ) -> tuple[Float[Tensor, "B T V"], State]:

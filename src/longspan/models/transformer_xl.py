@@ -19,12 +19,13 @@ from torch import nn
 from longspan.contract import Decoder, LanguageModel, State, StreamDecoder
 from longspan.errors import StateError
 from longspan.layers.attention import Position, no_biases
-from longspan.layers.positions import ShawDistances, SinusoidDistances, distance_sinusoid
+from longspan.layers.positions import ShawDistances, SinusoidDistances
+from longspan.layers.relative import dropped_sinusoids
 from longspan.layers.transformer import TransformerConfig, TransformerLayer, initialise, require, settle_max_distance
 from longspan.memory.ring import RingDecoder
 from longspan.memory.segments import first_visible, keep_last, remaining, trim
 from longspan.memory.window import WindowDecoder
-from longspan.shapes import Bool, Float, Int, Tensor
+from longspan.shapes import Bool, Int, Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,14 +164,7 @@ class TransformerXL(LanguageModel):
         known = min(keys, self.config.clamp + 1) if self.config.clamp else keys
         if self.config.position == "shaw":
             return lambda layer: no_biases(layer.distances(known))
-        like = self.embedding.tables[0]
-
-        made: dict[int, Tensor] = {}  # not functools.cache, which torch.compile cannot see through
-
-        def R(count: int) -> Float[Tensor, "C E"]:
-            if count not in made:
-                made[count] = self.dropout(distance_sinusoid(count, self.config.width, like.device).to(like.dtype))
-            return made[count]
+        R = dropped_sinusoids(self)
 
         def of_layer(layer: TransformerXLLayer) -> Position:
             biases = self if self.config.shared_biases else layer

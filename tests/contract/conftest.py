@@ -22,6 +22,15 @@ WITH_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "narrow-embedding": ("transformer-xl", {"memory": 40, "cutoffs": [7], "embedding_width": 12}),
     "shaw": ("transformer-xl", {"memory": 40, "position": "shaw"}),
     "shaw-near": ("transformer-xl", {"memory": 7, "same_length": True, "position": "shaw", "max_distance": 3}),
+    "compressive-covering": ("compressive", {"memory": 40, "compressed": 6, "rate": 2}),
+}
+# What a query sees depends on where the stream was cut: these are held to the law only where it says nothing of cuts.
+MINDS_CUTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "compressive-mean": ("compressive", {"memory": 6, "compressed": 5, "rate": 2, "compression": "mean"}),
+    "compressive-max": ("compressive", {"memory": 6, "compressed": 5, "rate": 2, "compression": "max"}),
+    "compressive-convolution": ("compressive", {"memory": 6, "compressed": 5, "rate": 2, "norm": "pre"}),
+    "compressive-dilated": ("compressive", {"memory": 6, "compressed": 5, "rate": 2, "compression": "dilated"}),
+    "compressive-most-used": ("compressive", {"memory": 6, "compressed": 5, "rate": 2, "compression": "most-used"}),
 }
 WITHOUT_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "sinusoid": ("vanilla", {"position": "sinusoid"}),
@@ -29,7 +38,8 @@ WITHOUT_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "vanilla-shaw": ("vanilla", {"position": "shaw", "max_distance": 5}),
     "memory-0": ("transformer-xl", {"memory": 0}),
 }
-ALL = WITH_MEMORY | WITHOUT_MEMORY
+CUT_ANYWHERE = WITH_MEMORY | WITHOUT_MEMORY
+ALL = CUT_ANYWHERE | MINDS_CUTS
 
 MakeModel = Callable[..., LanguageModel]
 

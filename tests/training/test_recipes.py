@@ -38,6 +38,23 @@ def test_presets_have_the_published_parameters(name: str) -> None:
     assert recipe.model.segment == recipe.model.memory
 
 
+@pytest.mark.parametrize("name", [n for n in recipe_names() if n.startswith("enwik8-") and n not in PUBLISHED])
+def test_rivals_are_as_large_as_transformer_xl(name: str) -> None:
+    recipe = load_recipe(name)
+    with torch.device("meta"):
+        count = family(recipe.family)(recipe.model).parameter_count
+    assert count == recipe.expected.parameters
+    assert abs(count / 41_055_436 - 1) < 0.01
+
+
+@pytest.mark.parametrize("name", [n for n in recipe_names() if n.startswith("demo-")])
+def test_rivals_of_the_demo_are_as_large_as_its_model(name: str) -> None:
+    recipe = load_recipe(name)
+    with torch.device("meta"):
+        count = family(recipe.family)(recipe.model).parameter_count
+    assert abs(count / 890_112 - 1) < 0.02
+
+
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_resolved_recipe_reads_back_as_itself(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(name)

@@ -9,12 +9,14 @@ import torch
 from longspan import config
 from longspan.contract import LanguageModel
 from longspan.errors import ConfigError, UnknownNameError
+from longspan.models.compressive import Compressive
 from longspan.models.transformer_xl import TransformerXL
 from longspan.models.vanilla import Vanilla
 
 FAMILIES: dict[str, type[LanguageModel]] = {
     "transformer-xl": TransformerXL,
     "vanilla": Vanilla,
+    "compressive": Compressive,
 }
 
 

@@ -22,6 +22,8 @@ WITH_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "narrow-embedding": ("transformer-xl", {"memory": 40, "cutoffs": [7], "embedding_width": 12}),
     "shaw": ("transformer-xl", {"memory": 40, "position": "shaw"}),
     "shaw-near": ("transformer-xl", {"memory": 7, "same_length": True, "position": "shaw", "max_distance": 3}),
+    "adaptive-span": ("adaptive-span", {"span": 9, "ramp": 3}),
+    "adaptive-span-wide": ("adaptive-span", {"span": 40, "ramp": 4, "norm": "pre"}),
     "compressive-covering": ("compressive", {"memory": 40, "compressed": 6, "rate": 2}),
 }
 # What a query sees depends on where the stream was cut: these are held to the law only where it says nothing of cuts.

@@ -17,7 +17,9 @@ from longspan.shapes import Float, Int, Tensor
 # Beyond any model; what lies further would fail deep inside torch, or fill the machine before it does.
 LARGEST = {"layers": 4096} | dict.fromkeys(("width", "heads", "head_width", "inner", "embedding_width"), 2**20)
 LARGEST |= {"vocabulary": 2**24, "div_val": 2**20}
-LARGEST |= dict.fromkeys(("segment", "memory", "clamp", "max_distance", "compressed", "rate"), 2**31 - 1)
+LARGEST |= dict.fromkeys(
+    ("segment", "memory", "clamp", "max_distance", "compressed", "rate", "span", "ramp"), 2**31 - 1
+)
 
 
 @dataclass(frozen=True, kw_only=True)

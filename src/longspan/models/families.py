@@ -9,6 +9,7 @@ import torch
 from longspan import config
 from longspan.contract import LanguageModel
 from longspan.errors import ConfigError, UnknownNameError
+from longspan.models.adaptive_span import AdaptiveSpanTransformer
 from longspan.models.compressive import Compressive
 from longspan.models.transformer_xl import TransformerXL
 from longspan.models.vanilla import Vanilla
@@ -17,6 +18,7 @@ FAMILIES: dict[str, type[LanguageModel]] = {
     "transformer-xl": TransformerXL,
     "vanilla": Vanilla,
     "compressive": Compressive,
+    "adaptive-span": AdaptiveSpanTransformer,
 }
 
 

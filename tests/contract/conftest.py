@@ -38,6 +38,8 @@ WITHOUT_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "sinusoid": ("vanilla", {"position": "sinusoid"}),
     "learned": ("vanilla", {"position": "learned", "segment": 40}),
     "vanilla-shaw": ("vanilla", {"position": "shaw", "max_distance": 5}),
+    "universal": ("universal", {"layers": 1, "steps": 4}),
+    "universal-deep": ("universal", {"layers": 2, "steps": 2, "norm": "pre", "final_norm": True}),
     "memory-0": ("transformer-xl", {"memory": 0}),
 }
 CUT_ANYWHERE = WITH_MEMORY | WITHOUT_MEMORY

@@ -12,6 +12,7 @@ from longspan.errors import ConfigError, UnknownNameError
 from longspan.models.adaptive_span import AdaptiveSpanTransformer
 from longspan.models.compressive import Compressive
 from longspan.models.transformer_xl import TransformerXL
+from longspan.models.universal import Universal
 from longspan.models.vanilla import Vanilla
 
 FAMILIES: dict[str, type[LanguageModel]] = {
@@ -19,6 +20,7 @@ FAMILIES: dict[str, type[LanguageModel]] = {
     "vanilla": Vanilla,
     "compressive": Compressive,
     "adaptive-span": AdaptiveSpanTransformer,
+    "universal": Universal,
 }
 
 

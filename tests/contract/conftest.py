@@ -40,6 +40,8 @@ WITHOUT_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "vanilla-shaw": ("vanilla", {"position": "shaw", "max_distance": 5}),
     "universal": ("universal", {"layers": 1, "steps": 4}),
     "universal-deep": ("universal", {"layers": 2, "steps": 2, "norm": "pre", "final_norm": True}),
+    "evolved": ("evolved", {}),
+    "evolved-post": ("evolved", {"norm": "post", "final_norm": False, "activation": "relu"}),
     "memory-0": ("transformer-xl", {"memory": 0}),
 }
 CUT_ANYWHERE = WITH_MEMORY | WITHOUT_MEMORY

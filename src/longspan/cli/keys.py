@@ -25,7 +25,7 @@ MODEL_KEYS = {
     "ponder": "added to the training loss for every step of a position (universal)",
     "norm": "post (as published) | pre",
     "final_norm": "a norm after the last layer",
-    "activation": "relu | gelu | squared-relu",
+    "activation": "relu | gelu | squared-relu | swish",
     "dropout": "of embeddings, positions, attention outputs and feed-forward",
     "attention_dropout": "of attention weights",
     "embedding_width": "width of the token embedding; width unless given",

@@ -37,7 +37,7 @@ class TransformerConfig:
     segment: int = 128
     norm: Literal["post", "pre"] = "post"
     final_norm: bool = False
-    activation: Literal["relu", "gelu", "squared-relu"] = "relu"
+    activation: Literal["relu", "gelu", "squared-relu", "swish"] = "relu"
     dropout: float = 0.1
     attention_dropout: float = 0.0
     embedding_width: int | None = None

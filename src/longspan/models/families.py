@@ -11,6 +11,7 @@ from longspan.contract import LanguageModel
 from longspan.errors import ConfigError, UnknownNameError
 from longspan.models.adaptive_span import AdaptiveSpanTransformer
 from longspan.models.compressive import Compressive
+from longspan.models.evolved import Evolved
 from longspan.models.transformer_xl import TransformerXL
 from longspan.models.universal import Universal
 from longspan.models.vanilla import Vanilla
@@ -21,6 +22,7 @@ FAMILIES: dict[str, type[LanguageModel]] = {
     "compressive": Compressive,
     "adaptive-span": AdaptiveSpanTransformer,
     "universal": Universal,
+    "evolved": Evolved,
 }
 
 

@@ -29,9 +29,7 @@ WITH_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
 # What a query sees depends on where the stream was cut: these are held to the law only where it says nothing of cuts.
 MINDS_CUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "compressive-mean": ("compressive", {"memory": 6, "compressed": 5, "rate": 2, "compression": "mean"}),
-    "compressive-max": ("compressive", {"memory": 6, "compressed": 5, "rate": 2, "compression": "max"}),
     "compressive-convolution": ("compressive", {"memory": 6, "compressed": 5, "rate": 2, "norm": "pre"}),
-    "compressive-dilated": ("compressive", {"memory": 6, "compressed": 5, "rate": 2, "compression": "dilated"}),
     "compressive-most-used": ("compressive", {"memory": 6, "compressed": 5, "rate": 2, "compression": "most-used"}),
 }
 WITHOUT_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {

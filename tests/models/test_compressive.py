@@ -187,13 +187,13 @@ def test_a_compressor_taught_alone_reconstructs_better() -> None:
     of_text = model.losses(tokens[:, 4:], targets[:, 4:], state)[0].mean().item()
     optimizer = torch.optim.Adam(model.compressors.parameters(), lr=0.02)
     wrong = []
-    for _ in range(60):
+    for _ in range(40):
         loss, _ = model.training_loss(tokens[:, 4:], targets[:, 4:], state)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         wrong.append(loss.item() - of_text)
-    assert wrong[-1] < 0.2 * wrong[0]
+    assert wrong[-1] < 0.3 * wrong[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -105,7 +105,7 @@ def _check_flags(overrides: dict[str, Any], described: bytes) -> None:
     name = str(read_json(described, "config.json").get("family"))
     for flag in overrides:
         if flag not in keys(family(name).Config):
-            raise ConfigError(f"--{flag.replace('_', '-')} is no setting of {name}; leave it out")
+            raise ConfigError(f"--{flag.replace('_', '-')} is not for a {name}, which has none; leave it out")
 
 
 @contextmanager

@@ -5,8 +5,6 @@ The slots of a row stand in the order [compressed; memory], oldest first, and th
 how many slots are valid, as in a plain memory.
 """
 
-import torch
-
 from longspan.shapes import Int, Tensor
 
 
@@ -36,4 +34,4 @@ def slots_after(
     compressed memory.
     """
     before = (valid - positions).clamp(min=0)
-    return torch.minimum(valid, valid.new_tensor(positions - gone)) + (before + made).clamp(max=capacity)
+    return valid.clamp(max=positions - gone) + (before + made).clamp(max=capacity)

@@ -182,6 +182,16 @@ class LanguageModel(nn.Module, ABC):
         """Whether a compiler gains anything; not where a kernel it cannot look into does the work."""
         return True
 
+    @property
+    def tokens_to_fill(self) -> int:
+        """Tokens after which a state has the shapes of a full one."""
+        return getattr(self.config, "memory", 0)
+
+    def facts(self) -> dict[str, Any]:
+        """What is worth telling of this model beyond its config and its sizes, in plain values: what it has learned,
+        or found out while reading."""
+        return {}
+
     def forward(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
     ) -> tuple[Float[Tensor, "B T V"], State]:

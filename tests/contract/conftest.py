@@ -30,15 +30,29 @@ WITH_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "awd-lstm": ("awd-lstm", {}),
     "qrnn": ("qrnn", {}),
     "qrnn-window-1": ("qrnn", {"window": 1, "layers": 3, "zoneout": 0.3}),
+    "adaptive-span": ("adaptive-span", {"span": 9, "ramp": 3}),
+    "adaptive-span-wide": ("adaptive-span", {"span": 40, "ramp": 4, "norm": "pre"}),
+    "compressive-covering": ("compressive", {"memory": 40, "compressed": 6, "rate": 2}),
+}
+# What a query sees depends on where the stream was cut: these are held to the law only where it says nothing of cuts.
+MINDS_CUTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "compressive-mean": ("compressive", {"memory": 6, "compressed": 5, "rate": 2, "compression": "mean"}),
+    "compressive-convolution": ("compressive", {"memory": 6, "compressed": 5, "rate": 2, "norm": "pre"}),
+    "compressive-most-used": ("compressive", {"memory": 6, "compressed": 5, "rate": 2, "compression": "most-used"}),
 }
 WITHOUT_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "sinusoid": ("vanilla", {"position": "sinusoid"}),
     "learned": ("vanilla", {"position": "learned", "segment": 40}),
     "vanilla-shaw": ("vanilla", {"position": "shaw", "max_distance": 5}),
+    "universal": ("universal", {"layers": 1, "steps": 4}),
+    "universal-deep": ("universal", {"layers": 2, "steps": 2, "norm": "pre", "final_norm": True}),
+    "evolved": ("evolved", {}),
+    "evolved-post": ("evolved", {"norm": "post", "final_norm": False, "activation": "relu"}),
     "memory-0": ("transformer-xl", {"memory": 0}),
     "rotary-memory-0": ("rotary", {}),
 }
-ALL = WITH_MEMORY | WITHOUT_MEMORY
+CUT_ANYWHERE = WITH_MEMORY | WITHOUT_MEMORY
+ALL = CUT_ANYWHERE | MINDS_CUTS
 
 MakeModel = Callable[..., LanguageModel]
 

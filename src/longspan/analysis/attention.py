@@ -18,9 +18,10 @@ from longspan.errors import ConfigError
 from longspan.evaluation.contexts import Watch
 from longspan.evaluation.likelihood import Ids, check_text
 from longspan.layers.attention import no_biases
+from longspan.layers.positions import place_in_document
 from longspan.memory.segments import first_visible
 from longspan.models.transformer_xl import TransformerXL
-from longspan.models.vanilla import Vanilla, place_in_document
+from longspan.models.vanilla import Vanilla
 from longspan.shapes import Bool, Float, Int, Tensor
 
 TERMS = ("a", "b", "c", "d")

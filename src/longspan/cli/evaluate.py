@@ -86,6 +86,7 @@ def evaluate(
         "same_length": getattr(config, "same_length", False),
         "lanes": lanes,
         "sliding": sliding,
+        **loaded.model.facts(),
     }
     if json:
         print_json(facts)

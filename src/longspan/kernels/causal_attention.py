@@ -26,7 +26,7 @@ def causal_attention(
     if L == K and window is None and first_key is None:
         return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
     if query.is_cuda and L > 1 and dropout == 0.0 and query.shape[3] >= 16:
-        return _flex(query, key, value, block_mask=block_mask(query, K, window, first_key))
+        return _flex(query, key, value, block_mask(query, K, window, first_key))
     gap = distances(L, K, query.device)
     seen = gap >= 0
     if window is not None:
@@ -36,16 +36,16 @@ def causal_attention(
     return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, dropout_p=dropout)
 
 
-def _flex(*tensors: Tensor, block_mask: Any) -> Tensor:
+def _flex(query: Tensor, key: Tensor, value: Tensor, block_mask: Any) -> Tensor:
     """FlexAttention, which holds the scores of a tile only if it is compiled. Loaded when needed: the compiler comes
     with it, and takes seconds."""
     from torch.nn.attention.flex_attention import flex_attention
 
     if torch.compiler.is_compiling():
-        return flex_attention(*tensors, block_mask=block_mask)
+        return flex_attention(query, key, value, block_mask=block_mask)
     if not _compiled:
         _compiled.append(torch.compile(flex_attention))
-    return _compiled[0](*tensors, block_mask=block_mask)
+    return _compiled[0](query, key, value, block_mask=block_mask)
 
 
 def block_mask(

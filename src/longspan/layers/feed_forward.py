@@ -12,7 +12,12 @@ def squared_relu(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "squared-relu": squared_relu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "squared-relu": squared_relu,
+    "swish": F.silu,
+}
 
 
 class FeedForward(nn.Module):

@@ -23,7 +23,7 @@ class TransformerConfig(ModelConfig):
     norm: Literal["post", "pre"] = "post"
     norm_type: Literal["layer", "rms"] = "layer"
     final_norm: bool = False
-    activation: Literal["relu", "gelu", "squared-relu", "swiglu"] = "relu"
+    activation: Literal["relu", "gelu", "squared-relu", "swish", "swiglu"] = "relu"
     biases: bool = True
     attention_dropout: float = 0.0
 

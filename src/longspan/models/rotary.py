@@ -24,7 +24,7 @@ class RotaryConfig(RememberingConfig):
     norm: Literal["post", "pre"] = "pre"
     norm_type: Literal["layer", "rms"] = "rms"
     final_norm: bool = True
-    activation: Literal["relu", "gelu", "squared-relu", "swiglu"] = "swiglu"
+    activation: Literal["relu", "gelu", "squared-relu", "swish", "swiglu"] = "swiglu"
     biases: bool = False
     memory: int = 0
     dropout: float = 0.0

@@ -18,12 +18,13 @@ from torch import nn
 
 from longspan.contract import Decoder, State
 from longspan.layers.attention import Position, no_biases
-from longspan.layers.positions import ShawDistances, SinusoidDistances, distance_sinusoid
-from longspan.layers.transformer import RememberingConfig, TransformerLayer, initialise, require, settle_max_distance
+from longspan.layers.model_config import require
+from longspan.layers.positions import ShawDistances, SinusoidDistances
+from longspan.layers.relative import dropped_sinusoids
+from longspan.layers.transformer import RememberingConfig, TransformerLayer, initialise, settle_max_distance
 from longspan.memory.recorded import RecordedDecoder, can_record
 from longspan.memory.remembering import Remembering
 from longspan.memory.ring import RingDecoder
-from longspan.shapes import Float, Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,14 +79,7 @@ class TransformerXL(Remembering):
         known = min(keys, c.window or keys, c.clamp + 1 if c.clamp else keys)
         if self.config.position == "shaw":
             return lambda layer: no_biases(layer.distances(known))
-        like = self.embedding.tables[0]
-
-        made: dict[int, Tensor] = {}  # not functools.cache, which torch.compile cannot see through
-
-        def R(count: int) -> Float[Tensor, "C E"]:
-            if count not in made:
-                made[count] = self.dropout(distance_sinusoid(count, self.config.width, like.device).to(like.dtype))
-            return made[count]
+        R = dropped_sinusoids(self)
 
         def of_layer(layer: TransformerXLLayer) -> Position:
             biases = self if self.config.shared_biases else layer

@@ -213,13 +213,13 @@ class Trainer:
 
         Such a state is what the contract calls an empty row (all zeros, length 0), so it hides itself.
         """
-        memory, segment = getattr(self.model.config, "memory", 0), self.recipe.model.segment
-        key = (rows, memory, segment)
+        needed, segment = self.model.tokens_to_fill, self.recipe.model.segment
+        key = (rows, needed, segment)
         if key not in self._empty:
             tokens = torch.zeros(1, segment, dtype=torch.int64, device=self.device)
             state = self.model.initial_state(1)
             with torch.no_grad(), self.quiet_random(), self.autocast():
-                for _ in range(-(-memory // segment)):
+                for _ in range(-(-needed // segment)):
                     _, state = self.model.hidden_states(tokens, state)
             state = state.reset(torch.ones(1, dtype=torch.bool, device=self.device))
             self._empty[key] = state.detach().rows([0] * rows)

@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 from longspan.contract import Decoder, LanguageModel, State, StreamDecoder
-from longspan.errors import StateError
 from longspan.layers.attention import Position, no_biases
 from longspan.layers.positions import ShawDistances, SinusoidDistances, distance_sinusoid
 from longspan.layers.transformer import TransformerConfig, TransformerLayer, initialise, require, settle_max_distance
+from longspan.memory.forms import empty_memory, memory_form
 from longspan.memory.ring import RingDecoder
 from longspan.memory.segments import first_visible, keep_last, remaining, trim
 from longspan.memory.window import WindowDecoder
@@ -107,11 +107,8 @@ class TransformerXL(LanguageModel):
         """Nothing read yet. Memory holds hidden states while training, since gradients reach Wk and Wv through them;
         with fixed weights it holds projected keys and values, which give the same numbers and are made once."""
         c, like = self.config, self.embedding.tables[0]
-        if not self.training if projected is None else projected:
-            empty = like.new_zeros(batch, c.heads, 0, c.head_size)
-            parts = {"keys": (empty,) * c.layers, "values": (empty,) * c.layers}
-        else:
-            parts = {"hidden": (like.new_zeros(batch, 0, c.width),) * c.layers}
+        projected = not self.training if projected is None else projected
+        parts = empty_memory(like, batch, c.layers, c.width, c.heads, c.head_size, projected=projected)
         return State(torch.zeros(batch, dtype=torch.int64, device=like.device), parts)
 
     def hidden_states(
@@ -120,7 +117,8 @@ class TransformerXL(LanguageModel):
         if state is None or "window" in state.parts:  # a window of tokens is a decoder's, and says nothing here
             state = self.initial_state(tokens.shape[0])
         state = trim(state, self.config.memory)
-        read, remembered = self._memory_form(state, tokens.shape[0])
+        state.require_rows(tokens.shape[0])
+        read, (remembered, *_) = memory_form(state, self.config.layers)
         T, capacity = tokens.shape[1], self.config.memory
         first_key = first_visible(state.length, remembered, T, starts)
         position = self.positions(remembered + T)
@@ -133,30 +131,6 @@ class TransformerXL(LanguageModel):
             hidden.append(layer(hidden[-1], keys, values, position(layer), self.config.window, first_key))
         hidden[-1] = self.dropout(self.final_norm(hidden[-1]))
         return tuple(hidden), State(remaining(first_key, remembered, capacity), kept)
-
-    def _memory_form(self, state: State, batch: int) -> tuple[Callable, int]:
-        """How a layer's keys and values are made from the form of memory this state holds, and how much it holds."""
-        state.require_rows(batch)
-        names, counts = set(state.parts), {len(part) for part in state.parts.values()}
-        if counts != {self.config.layers} or names not in ({"hidden"}, {"keys", "values"}):
-            raise StateError(
-                f"this state holds {sorted(names)} of {sorted(counts)} layers; "
-                f"this model of {self.config.layers} layers needs 'hidden', or 'keys' and 'values'"
-            )
-
-        def from_hidden(layer: TransformerXLLayer, h: Tensor, n: int) -> tuple:
-            context = torch.cat([state.parts["hidden"][n].to(h.dtype), h], dim=1)
-            return *layer.keys_values(context), [("hidden", context, h, 1)]
-
-        def from_projected(layer: TransformerXLLayer, h: Tensor, n: int) -> tuple:
-            new_keys, new_values = layer.keys_values(h)
-            keys = torch.cat([state.parts["keys"][n].to(new_keys.dtype), new_keys], dim=2)
-            values = torch.cat([state.parts["values"][n].to(new_values.dtype), new_values], dim=2)
-            return keys, values, [("keys", keys, new_keys, 2), ("values", values, new_values, 2)]
-
-        if names == {"hidden"}:
-            return from_hidden, state.parts["hidden"][0].shape[1]
-        return from_projected, state.parts["keys"][0].shape[2]
 
     def positions(self, keys: int) -> Callable[[Any], Position]:
         """(r, u, w) of a layer for that many keys; a clamp leaves out the distances beyond it."""

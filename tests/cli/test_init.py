@@ -30,9 +30,10 @@ def test_the_keys_are_those_of_the_families_and_help_lists_them(cli: Cli) -> Non
 def test_the_list_of_keys_is_frozen() -> None:
     """A key is a promise: adding one is a decision, and this line is where it is taken."""
     promised = (
-        "activation attention_dropout clamp cutoffs div_val dropout embedding_width final_norm head_width heads inner "
-        "layers max_distance memory norm position same_length segment shared_biases tie_embedding tie_projections "
-        "vocabulary width"
+        "activation attention_dropout block causal clamp cutoffs dilation div_val dropout embedding_width factorised "
+        "final_norm global_blocks global_tokens head_width heads inner layers max_distance memory norm pattern "
+        "position random_blocks same_length segment shared_biases stride summary tie_embedding tie_projections "
+        "vocabulary width window window_blocks"
     )
     assert sorted(MODEL_KEYS) == promised.split()
 

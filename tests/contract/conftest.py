@@ -22,13 +22,22 @@ WITH_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "narrow-embedding": ("transformer-xl", {"memory": 40, "cutoffs": [7], "embedding_width": 12}),
     "shaw": ("transformer-xl", {"memory": 40, "position": "shaw"}),
     "shaw-near": ("transformer-xl", {"memory": 7, "same_length": True, "position": "shaw", "max_distance": 3}),
+    "longformer-memory": ("longformer", {"window": [4, 6], "dilation": [[1, 2]], "memory": 10}),
 }
 WITHOUT_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "sinusoid": ("vanilla", {"position": "sinusoid"}),
     "learned": ("vanilla", {"position": "learned", "segment": 40}),
     "vanilla-shaw": ("vanilla", {"position": "shaw", "max_distance": 5}),
     "memory-0": ("transformer-xl", {"memory": 0}),
+    "sparse-strided": ("sparse", {"stride": 5, "segment": 40}),
+    "sparse-fixed": ("sparse", {"pattern": "fixed", "stride": 6, "summary": 2, "factorised": "layers", "segment": 40}),
+    "sparse-merged": ("sparse", {"pattern": "fixed", "stride": 6, "summary": 2, "factorised": "merged", "segment": 40}),
+    "longformer": ("longformer", {"window": [9, 12], "dilation": [[1, 2], [1, 3]]}),
+    "longformer-global": ("longformer", {"window": 9, "global_tokens": 3}),
+    "bigbird": ("bigbird", {"block": 3, "random_blocks": 2, "global_blocks": 1, "segment": 40}),
 }
+LEARNED_40 = {"learned", "sparse-strided", "sparse-fixed", "sparse-merged", "bigbird"}
+"""Those that know 40 places and refuse more."""
 ALL = WITH_MEMORY | WITHOUT_MEMORY
 
 MakeModel = Callable[..., LanguageModel]

@@ -9,12 +9,18 @@ import torch
 from longspan import config
 from longspan.contract import LanguageModel
 from longspan.errors import ConfigError, UnknownNameError
+from longspan.models.bigbird import BigBird
+from longspan.models.longformer import Longformer
+from longspan.models.sparse import Sparse
 from longspan.models.transformer_xl import TransformerXL
 from longspan.models.vanilla import Vanilla
 
 FAMILIES: dict[str, type[LanguageModel]] = {
     "transformer-xl": TransformerXL,
     "vanilla": Vanilla,
+    "sparse": Sparse,
+    "longformer": Longformer,
+    "bigbird": BigBird,
 }
 
 

@@ -31,12 +31,11 @@ WITHOUT_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "memory-0": ("transformer-xl", {"memory": 0}),
     "sparse-strided": ("sparse", {"stride": 5, "segment": 40}),
     "sparse-fixed": ("sparse", {"pattern": "fixed", "stride": 6, "summary": 2, "factorised": "layers", "segment": 40}),
-    "sparse-merged": ("sparse", {"pattern": "fixed", "stride": 6, "summary": 2, "factorised": "merged", "segment": 40}),
     "longformer": ("longformer", {"window": [9, 12], "dilation": [[1, 2], [1, 3]]}),
     "longformer-global": ("longformer", {"window": 9, "global_tokens": 3}),
     "bigbird": ("bigbird", {"block": 3, "random_blocks": 2, "global_blocks": 1, "segment": 40}),
 }
-LEARNED_40 = {"learned", "sparse-strided", "sparse-fixed", "sparse-merged", "bigbird"}
+LEARNED_40 = {"learned", "sparse-strided", "sparse-fixed", "bigbird"}
 """Those that know 40 places and refuse more."""
 ALL = WITH_MEMORY | WITHOUT_MEMORY
 

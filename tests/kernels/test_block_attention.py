@@ -319,12 +319,11 @@ def test_a_wrong_form_is_told() -> None:
         pass
 
 
-GPU_CASES = [name for name in CASES if name not in ("strided-1", "fixed-1", "window")]
+GPU_CASES = ["strided", "fixed", "fixed-2", "dilated", "two-sided", "global-two-sided", "bigbird", "bigbird-two-sided"]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("positions", [False, True], ids=["content", "positions"])
-@pytest.mark.parametrize("split", [False, True], ids=["one", "documents"])
+@pytest.mark.parametrize(("split", "positions"), [(False, False), (True, True)], ids=["plain", "documents-positions"])
 @pytest.mark.parametrize("name", GPU_CASES)
 def test_flex_on_cuda_is_the_definition(name: str, split: bool, positions: bool) -> None:
     """Outputs and every gradient of the compiled kernels, at a length that fits no block."""

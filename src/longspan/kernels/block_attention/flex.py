@@ -86,12 +86,20 @@ def block_mask(pattern: Pattern, index: int, plan: Plan, first_key: Int[Tensor, 
         rule = _rule(pattern, index, plan, first_key)
         visited = plan.visits >= 0
         full = torch.zeros_like(visited)
-        if first_key is None:
+        if first_key is None and G == 1:  # random blocks are smaller than a kernel's, so never full
             seen = visible(pattern, index, plan, None).expand(R, G, Q, plan.P, N * plan.S)
             full = seen.unflatten(-1, (N, plan.S)).all(5).all(3) & visited
         lists = (_lists(plan.visits, chosen, lengths[1] // plan.S) for chosen in (visited & ~full, full))
         (count, blocks), (full_count, full_blocks) = lists
-        made = BlockMask.from_kv_blocks(count, blocks, full_count, full_blocks, (plan.P, plan.S), rule, lengths)
+        made = BlockMask.from_kv_blocks(
+            count,
+            blocks,
+            full_count,
+            full_blocks,
+            BLOCK_SIZE=(plan.P, plan.S),
+            mask_mod=rule,
+            seq_lengths=lengths,
+        )
         if first_key is None:
             plan.made.pop("seen", None)
             plan.made["mask"] = made

@@ -80,7 +80,7 @@ def _position_scores(
     terms = (query @ known.transpose(1, 2)[:, None]).contiguous()
     width = P + keys - 1
     sizes, strides = terms.shape[:3], terms.stride()[:3]
-    return terms.as_strided((*sizes, P, keys), (*strides, width - 1, 1), P - 1)
+    return terms.as_strided((*sizes, P, keys), (*strides, width - 1, 1), terms.storage_offset() + P - 1)
 
 
 def visible(

@@ -32,6 +32,7 @@ WITH_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "qrnn-window-1": ("qrnn", {"window": 1, "layers": 3, "zoneout": 0.3}),
     "adaptive-span": ("adaptive-span", {"span": 9, "ramp": 3}),
     "adaptive-span-wide": ("adaptive-span", {"span": 40, "ramp": 4, "norm": "pre"}),
+    "longformer-memory": ("longformer", {"window": [4, 6], "dilation": [[1, 2]], "memory": 10}),
     "compressive-covering": ("compressive", {"memory": 40, "compressed": 6, "rate": 2}),
 }
 # What a query sees depends on where the stream was cut: these are held to the law only where it says nothing of cuts.
@@ -50,7 +51,14 @@ WITHOUT_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "evolved-post": ("evolved", {"norm": "post", "final_norm": False, "activation": "relu"}),
     "memory-0": ("transformer-xl", {"memory": 0}),
     "rotary-memory-0": ("rotary", {}),
+    "sparse-strided": ("sparse", {"stride": 5, "segment": 40}),
+    "sparse-fixed": ("sparse", {"pattern": "fixed", "stride": 6, "summary": 2, "factorised": "layers", "segment": 40}),
+    "longformer": ("longformer", {"window": [9, 12], "dilation": [[1, 2], [1, 3]]}),
+    "longformer-global": ("longformer", {"window": 9, "global_tokens": 3}),
+    "bigbird": ("bigbird", {"block": 3, "random_blocks": 2, "global_blocks": 1, "segment": 40}),
 }
+LEARNED_40 = {"learned", "sparse-strided", "sparse-fixed", "bigbird"}
+"""Those that know 40 places and refuse more."""
 CUT_ANYWHERE = WITH_MEMORY | WITHOUT_MEMORY
 ALL = CUT_ANYWHERE | MINDS_CUTS
 

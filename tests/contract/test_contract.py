@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from longspan.contract import LanguageModel, State
 from longspan.errors import StateError
 
-from .conftest import ALL, CUT_ANYWHERE, MINDS_CUTS, WITH_MEMORY, WITHOUT_MEMORY, MakeModel, stream
+from .conftest import ALL, CUT_ANYWHERE, LEARNED_40, MINDS_CUTS, WITH_MEMORY, WITHOUT_MEMORY, MakeModel, stream
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 FORMS = ["hidden", "projected"]
@@ -190,7 +190,7 @@ def test_a_state_taken_apart_and_put_together_goes_on(make: MakeModel, name: str
 @pytest.mark.parametrize("name", ALL)
 def test_a_state_carries_no_gradient_and_no_more_than_the_memory(make: MakeModel, name: str) -> None:
     model = make(name).train()
-    tokens, targets = stream(2, 100 if name != "learned" else 40)
+    tokens, targets = stream(2, 40 if name in LEARNED_40 else 100)
     _, state = model.losses(tokens, targets)
     assert all(not tensor.requires_grad for tensor in state.tensors().values())
     assert int(state.length.max()) <= getattr(model.config, "capacity", getattr(model.config, "memory", 0))

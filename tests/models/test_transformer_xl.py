@@ -82,7 +82,7 @@ def test_a_config_that_cannot_be_says_why(values: dict, sentence: str) -> None:
 
 def test_families_are_found_by_name() -> None:
     for name, cls in FAMILIES.items():
-        values = {key: value for key, value in SMALL.items() if key in keys(cls.Config)}
+        values = {key: value for key, value in SMALL.items() if key in keys(cls.Config) and key != "memory"}
         assert name_of(build(name, values)) == name
     with pytest.raises(UnknownNameError, match="did you mean 'transformer-xl'"):
         build("transformerxl", {})

@@ -1,6 +1,6 @@
 """What every family's config has: its shape, how tokens become vectors and back, and checks that tell in a sentence."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 
 from longspan.errors import ConfigError
@@ -39,8 +39,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in ("vocabulary", "layers", "width", "segment", "div_val"):
             require(getattr(self, name) >= 1, f"model.{name}={getattr(self, name)} must be at least 1")
-        for name, most in LARGEST.items():
-            value = getattr(self, name, None)
+        for name in LARGEST.keys() & {field.name for field in fields(self)}:
+            value, most = getattr(self, name), LARGEST[name]
             require(value is None or value <= most, f"model.{name}={value} is beyond the largest, {most}")
         self.require_width("embedding_width")
         self.require_rate("dropout")

@@ -1,9 +1,12 @@
 """One token at a time without memory: the last tokens are read anew at every step."""
 
+from typing import Any
+
 import torch
 
-from longspan.contract import LanguageModel, State
-from longspan.shapes import Float, Int, Tensor
+from longspan.contract import Decoder, LanguageModel, State
+from longspan.memory.segments import first_visible
+from longspan.shapes import Bool, Float, Int, Tensor
 
 
 class WindowDecoder:
@@ -26,3 +29,39 @@ class WindowDecoder:
     def state(self) -> State:
         rows, kept = self.window.shape
         return State(self.window.new_full((rows,), kept), {"window": (self.window,)})
+
+
+class WithoutMemory(LanguageModel):
+    """A family that reads every segment as if it were the first: its state is empty, its decoder a window of tokens.
+
+    Vectors of `places` are added to the embedding, and each layer makes its keys of the segment alone.
+    """
+
+    embedding: Any
+    places: Any
+    layers: Any
+    final_norm: Any
+    dropout: Any
+
+    @property
+    def has_memory(self) -> bool:
+        return False
+
+    def initial_state(self, batch: int) -> State:
+        return State(torch.zeros(batch, dtype=torch.int64, device=next(self.parameters()).device))
+
+    def hidden_states(
+        self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
+    ) -> tuple[tuple[Tensor, ...], State]:
+        B, T = tokens.shape
+        state = self.initial_state(B) if state is None else state
+        state.require_rows(B)
+        first_key = None if starts is None else first_visible(torch.zeros_like(state.length), 0, T, starts)
+        hidden = [self.dropout(self.embedding(tokens) + self.places(T, first_key))]
+        for layer in self.layers:
+            hidden.append(layer(hidden[-1], *layer.keys_values(hidden[-1]), first_key))
+        hidden[-1] = self.dropout(self.final_norm(hidden[-1]))
+        return tuple(hidden), state
+
+    def decoder(self, state: State | None = None, batch: int = 1) -> Decoder:
+        return WindowDecoder(self, self.initial_state(batch) if state is None else state, self.config.segment)

@@ -11,11 +11,14 @@ from longspan.contract import LanguageModel
 from longspan.errors import ConfigError, UnknownNameError
 from longspan.models.adaptive_span import AdaptiveSpanTransformer
 from longspan.models.awd_lstm import AWDLSTM
+from longspan.models.bigbird import BigBird
 from longspan.models.compressive import Compressive
 from longspan.models.evolved import Evolved
+from longspan.models.longformer import Longformer
 from longspan.models.lstm import LSTM
 from longspan.models.qrnn import QRNN
 from longspan.models.rotary import Rotary
+from longspan.models.sparse import Sparse
 from longspan.models.transformer_xl import TransformerXL
 from longspan.models.universal import Universal
 from longspan.models.vanilla import Vanilla
@@ -31,6 +34,9 @@ FAMILIES: dict[str, type[LanguageModel]] = {
     "adaptive-span": AdaptiveSpanTransformer,
     "universal": Universal,
     "evolved": Evolved,
+    "sparse": Sparse,
+    "longformer": Longformer,
+    "bigbird": BigBird,
 }
 
 

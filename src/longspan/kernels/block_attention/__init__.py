@@ -1,0 +1,72 @@
+"""Attention under a pattern of who sees whom: the definition, its fast forms, and the one entry that chooses."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from longspan.errors import UnknownNameError
+from longspan.kernels.block_attention import gathered, reference
+from longspan.kernels.block_attention.gathered import oldest_seen
+from longspan.kernels.block_attention.pattern import Chunks, Columns, Graph, Part, Pattern, Rows, Window
+from longspan.kernels.block_attention.reference import Distances
+from longspan.kernels.relative_attention import TRITON_WORKS
+from longspan.shapes import Float, Int, Tensor
+
+__all__ = ["Chunks", "Columns", "Distances", "Graph", "Part", "Pattern", "Rows", "Window", "block_attention", "forced"]
+__all__ += ["oldest_seen"]
+
+FLEX_FROM = 128
+"""Queries from which on FlexAttention's blocks are worth it."""
+
+
+def _flex(*inputs: Any, **options: Any) -> Tensor:
+    from longspan.kernels.block_attention import flex  # loads torch's compiler, which takes seconds
+
+    return flex.block_attention(*inputs, **options)
+
+
+FORMS: dict[str, Callable[..., Tensor]] = {
+    "reference": reference.block_attention,
+    "gathered": gathered.block_attention,
+    "flex": _flex,
+}
+_forced: list[str] = []
+
+
+@contextmanager
+def forced(form: str) -> Iterator[None]:
+    """Within this block every call takes the named form: for tests, benchmarks and doubt."""
+    if form not in FORMS:
+        raise UnknownNameError("form of block attention", form, FORMS)
+    _forced.append(form)
+    try:
+        yield
+    finally:
+        _forced.pop()
+
+
+def block_attention(
+    query: Float[Tensor, "B H L D"],
+    key: Float[Tensor, "B H K D"],
+    value: Float[Tensor, "B H K D"],
+    pattern: Pattern,
+    *,
+    first_key: Int[Tensor, "B L"] | None = None,
+    position: Distances | None = None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "B H L D"]:
+    """As `reference.block_attention` defines it, in the fastest form this device has."""
+    form = FORMS[_forced[-1] if _forced else _fastest(query, dropout)]
+    if torch.compiler.is_compiling():
+        # Plans are made on the host and kept between calls: a compiled model calls this as it is.
+        form = torch.compiler.disable(form)
+    return form(query, key, value, pattern, first_key=first_key, position=position, dropout=dropout)
+
+
+def _fastest(query: Float[Tensor, "B H L D"], dropout: float) -> str:
+    """FlexAttention for heads it has kernels for, from a block of queries on; it drops no attention weights."""
+    fits = query.dtype in (torch.float16, torch.bfloat16, torch.float32) and query.shape[3] >= 16
+    worth = query.is_cuda and query.shape[2] > FLEX_FROM and dropout == 0.0
+    return "flex" if worth and fits and TRITON_WORKS else "gathered"

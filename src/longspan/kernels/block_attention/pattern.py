@@ -1,0 +1,187 @@
+"""Who sees whom, said once: an elementwise rule, and enough of its outline to leave out what is never seen.
+
+A pattern is a union of parts. Places are counted from a document's first token, so that a document reads the same
+wherever it lies. A part tells, for a document of n tokens, which queries and keys it concerns and in what order
+(`strands`: what is laid out together is near in the order), which stretch of keys a stretch of queries may see
+(`spans`), and the rule itself (`sees`), written for tensors of any shape and with pointwise operations alone: kernels
+are compiled from it, and what is compiled must not be wrapped, so tests check no shapes there (`no_type_check`).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, no_type_check
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from longspan.shapes import Bool, Tensor
+
+Places = NDArray[np.int64]
+FAR = 2**30
+"""Farther than any text; fits an int32."""
+
+
+class Part(ABC):
+    """One piece of a pattern."""
+
+    absolute: ClassVar[bool] = True
+    """Whether the rule asks for places, not only for their difference."""
+    per_head: ClassVar[bool] = False
+
+    def strands(self, n: int) -> Iterator[tuple[Places, Places]]:
+        """Places of queries and of keys, rising; no query of one strand sees a key of another."""
+        yield np.arange(n), np.arange(n)
+
+    @abstractmethod
+    def spans(self, head: int, low: int, high: int) -> Iterator[tuple[int, int]]:
+        """Stretches of keys, both ends included, that hold all that the queries low..high see."""
+
+    @abstractmethod
+    def sees(self, head: Any, query: Tensor, key: Tensor) -> Bool[Tensor, "..."]:
+        """Whether the query sees the key, the future left aside."""
+
+
+@dataclass(frozen=True)
+class Window(Part):
+    """The keys at distances before*step, ..., 2*step, step, 0, -step, ..., -after*step."""
+
+    before: int = FAR
+    after: int = 0
+    step: int = 1
+    absolute: ClassVar[bool] = False
+
+    def strands(self, n: int) -> Iterator[tuple[Places, Places]]:
+        for residue in range(min(self.step, n)):
+            places = np.arange(residue, n, self.step)
+            yield places, places
+
+    def spans(self, head: int, low: int, high: int) -> Iterator[tuple[int, int]]:  # noqa: ARG002
+        yield low - self.before * self.step, high + self.after * self.step
+
+    @no_type_check
+    def sees(self, head: Any, query: Tensor, key: Tensor) -> Bool[Tensor, "..."]:  # noqa: ARG002
+        gap = query - key
+        near = (gap <= min(self.before * self.step, FAR)) & (gap >= -self.after * self.step)
+        return near & (gap % self.step == 0) if self.step > 1 else near
+
+
+@dataclass(frozen=True)
+class Chunks(Part):
+    """Places in chunks of `size`; a query sees its own chunk, `before` chunks before it and `after` behind it."""
+
+    size: int
+    before: int = 0
+    after: int = 0
+
+    def spans(self, head: int, low: int, high: int) -> Iterator[tuple[int, int]]:  # noqa: ARG002
+        first, last = low // self.size - self.before, high // self.size + self.after
+        yield first * self.size, (last + 1) * self.size - 1
+
+    @no_type_check
+    def sees(self, head: Any, query: Tensor, key: Tensor) -> Bool[Tensor, "..."]:  # noqa: ARG002
+        gap = query // self.size - key // self.size
+        return (gap <= self.before) & (gap >= -self.after)
+
+
+@dataclass(frozen=True)
+class Columns(Part):
+    """Keys that every query sees: those at the places begin..end-1 of each stretch of `size`."""
+
+    begin: int
+    end: int
+    size: int = FAR
+
+    def strands(self, n: int) -> Iterator[tuple[Places, Places]]:
+        places = np.arange(n)
+        column = places % self.size
+        yield places, places[(column >= self.begin) & (column < self.end)]
+
+    def spans(self, head: int, low: int, high: int) -> Iterator[tuple[int, int]]:  # noqa: ARG002
+        yield 0, FAR
+
+    @no_type_check
+    def sees(self, head: Any, query: Tensor, key: Tensor) -> Bool[Tensor, "..."]:  # noqa: ARG002
+        column = key % self.size
+        return (column >= self.begin) & (column < self.end) & (query >= 0)
+
+
+@dataclass(frozen=True)
+class Rows(Part):
+    """Queries that see every key: those at the first `end` places."""
+
+    end: int
+
+    def strands(self, n: int) -> Iterator[tuple[Places, Places]]:
+        yield np.arange(min(n, self.end)), np.arange(n)
+
+    def spans(self, head: int, low: int, high: int) -> Iterator[tuple[int, int]]:  # noqa: ARG002
+        yield 0, FAR
+
+    @no_type_check
+    def sees(self, head: Any, query: Tensor, key: Tensor) -> Bool[Tensor, "..."]:  # noqa: ARG002
+        return (query < self.end) & (key >= 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Graph(Part):
+    """Edges between blocks of `size` places: `table[head, i]` are the key blocks of query block i, -1 for none."""
+
+    size: int
+    table: NDArray[np.int64]
+    on_device: dict[torch.device, Tensor] = field(default_factory=dict, repr=False)
+    per_head: ClassVar[bool] = True
+
+    def spans(self, head: int, low: int, high: int) -> Iterator[tuple[int, int]]:
+        for block in {int(k) for row in self.table[head, low // self.size : high // self.size + 1] for k in row}:
+            if block >= 0:
+                yield block * self.size, (block + 1) * self.size - 1
+
+    @no_type_check
+    def sees(self, head: Any, query: Tensor, key: Tensor) -> Bool[Tensor, "..."]:
+        table = self.edges(query.device)
+        row, block = (query // self.size).clamp(0, table.shape[1] - 1), key // self.size
+        seen = torch.zeros_like(query == key)
+        for edge in range(table.shape[2]):
+            seen = seen | (table[head, row, edge] == block)
+        return seen & (query >= 0) & (key >= 0)
+
+    @no_type_check
+    def edges(self, device: torch.device) -> Tensor:
+        if device not in self.on_device:
+            with torch.inference_mode(False):
+                self.on_device[device] = torch.from_numpy(self.table).to(device)
+        return self.on_device[device]
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """What some heads see: the union of the parts, without the future where `causal`.
+
+    Every query must see at least one key. What two parts both show counts once: a part is asked only for what none
+    before it shows.
+    """
+
+    parts: tuple[Part, ...]
+    causal: bool = True
+    plans: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def absolute(self) -> bool:
+        return any(part.absolute for part in self.parts)
+
+    def seen(self, head: Any, query: Tensor, key: Tensor) -> Bool[Tensor, "..."]:
+        """The rule, for places in a document."""
+        shown = self.parts[0].sees(head, query, key)
+        for part in self.parts[1:]:
+            shown = shown | part.sees(head, query, key)
+        return shown & (key <= query) if self.causal else shown
+
+    @no_type_check
+    def seen_first_by(self, index: int, head: Any, query: Tensor, key: Tensor) -> Bool[Tensor, "..."]:
+        """What part `index` shows and none before it does."""
+        shown = self.parts[index].sees(head, query, key)
+        for part in self.parts[:index]:
+            shown = shown & ~part.sees(head, query, key)
+        return shown & (key <= query) if self.causal else shown

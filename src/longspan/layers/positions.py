@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from longspan.shapes import Float, Tensor
+from longspan.shapes import Float, Int, Tensor
 
 
 def sinusoid(places: Float[Tensor, "C"], width: int) -> Float[Tensor, "C D"]:
@@ -22,6 +22,17 @@ def sinusoid(places: Float[Tensor, "C"], width: int) -> Float[Tensor, "C D"]:
 def distance_sinusoid(count: int, width: int, device: torch.device) -> Float[Tensor, "C D"]:
     """R of the distances count-1, ..., 1, 0."""
     return sinusoid(torch.arange(count - 1, -1, -1, device=device, dtype=torch.float64), width)
+
+
+def place_in_document(first_key: Int[Tensor, "B T"] | None, tokens: int, device: torch.device) -> Int[Tensor, "R T"]:
+    """0, 1, 2, ... from the segment's or the document's first token on; one row where all rows are alike."""
+    place = torch.arange(tokens, device=device)[None]
+    return place if first_key is None else place - first_key
+
+
+def place_sinusoid(place: Int[Tensor, "R T"], width: int) -> Float[Tensor, "R T D"]:
+    """What is added to an embedding to tell its place (Vaswani et al. 2017)."""
+    return sinusoid(place.flatten().double(), width).view(*place.shape, -1)
 
 
 class SinusoidDistances(nn.Module):

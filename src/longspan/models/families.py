@@ -9,10 +9,12 @@ import torch
 from longspan import config
 from longspan.contract import LanguageModel
 from longspan.errors import ConfigError, UnknownNameError
+from longspan.models.reformer import Reformer
 from longspan.models.transformer_xl import TransformerXL
 from longspan.models.vanilla import Vanilla
 
 FAMILIES: dict[str, type[LanguageModel]] = {
+    "reformer": Reformer,
     "transformer-xl": TransformerXL,
     "vanilla": Vanilla,
 }

@@ -31,8 +31,8 @@ def test_the_list_of_keys_is_frozen() -> None:
     """A key is a promise: adding one is a decision, and this line is where it is taken."""
     promised = (
         "activation attention_dropout buckets chunk clamp cutoffs div_val dropout embedding_width final_norm "
-        "head_width heads inner layers max_distance memory norm pieces position rounds same_length segment "
-        "shared_biases tie_embedding tie_projections vocabulary width"
+        "head_width heads inner layer_losses layers max_distance memory norm pieces position rounds same_length "
+        "segment shared_biases targets tie_embedding tie_projections vocabulary width"
     )
     assert sorted(MODEL_KEYS) == promised.split()
 

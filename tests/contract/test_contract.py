@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from longspan.contract import LanguageModel, State
 from longspan.errors import StateError
 
-from .conftest import ALL, WITH_MEMORY, WITHOUT_MEMORY, MakeModel, stream
+from .conftest import ALL, MORE_THAN_THE_MEAN, WITH_MEMORY, WITHOUT_MEMORY, MakeModel, stream
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 FORMS = ["hidden", "projected"]
@@ -96,7 +96,8 @@ def test_losses_are_those_of_the_logits_in_token_order(make: MakeModel, name: st
         mean, _ = model.training_loss(tokens, targets, model.initial_state(3), 0.0)
     expected = -logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
     torch.testing.assert_close(losses, expected, rtol=0, atol=1e-10)
-    torch.testing.assert_close(mean, expected.mean(), rtol=0, atol=1e-10)
+    if name not in MORE_THAN_THE_MEAN:
+        torch.testing.assert_close(mean, expected.mean(), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -176,7 +177,7 @@ def test_a_state_taken_apart_and_put_together_goes_on(make: MakeModel, name: str
 @pytest.mark.parametrize("name", ALL)
 def test_a_state_carries_no_gradient_and_no_more_than_the_memory(make: MakeModel, name: str) -> None:
     model = make(name).train()
-    tokens, targets = stream(2, 100 if name != "learned" else 40)
+    tokens, targets = stream(2, 100 if name not in ("learned", "al-rfou") else 40)
     _, state = model.losses(tokens, targets)
     assert all(not tensor.requires_grad for tensor in state.tensors().values())
     assert int(state.length.max()) <= getattr(model.config, "memory", 0)

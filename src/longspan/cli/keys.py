@@ -13,6 +13,8 @@ MODEL_KEYS = {
     "same_length": "every query sees `memory` keys, itself included (transformer-xl)",
     "position": "relative | shaw (transformer-xl); sinusoid | learned | shaw (vanilla)",
     "max_distance": "last distance (shaw) or place (learned) with a vector of its own; from segment unless given",
+    "layer_losses": "while training every layer predicts, layer l of n until l/2n of the run is over (vanilla)",
+    "targets": "tokens ahead that are predicted while training (vanilla)",
     "shared_biases": "one pair u, w for all layers, not one per layer (transformer-xl)",
     "rounds": "rounds of hashing (reformer)",
     "chunk": "keys of its bucket a query sees in a round, at most (reformer)",

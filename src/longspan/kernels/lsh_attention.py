@@ -68,24 +68,31 @@ def lsh_attention(
     keys = _with_chunk_before(_chunks(F.normalize(query, dim=-1), order, chunk))
     values = _with_chunk_before(_chunks(value, order, chunk))
     scores = _wide(_chunks(query, order, chunk) @ keys.transpose(-1, -2))
+    scores = scores + _bias(order, code, chunk, scores.dtype)
 
-    far = torch.iinfo(code.dtype).max // 2
+    # One exponential for all rounds: each is taken relative to the largest score a query has in any of them.
+    back = order.argsort(dim=-1)
+    largest = _pick(scores.detach().amax(-1, keepdim=True).flatten(3, 4), back).amax(dim=2)
+    weights = (scores - _chunks(largest, order, chunk)).exp()
+    total = weights.sum(-1, keepdim=True)
+    read = F.dropout(weights, dropout, training=dropout > 0).to(value.dtype) @ values
+    read, total = (_pick(t.flatten(3, 4), back).sum(dim=2) for t in (read, total))
+    return read / total.to(read.dtype)
+
+
+@torch.no_grad()
+def _bias(order: Int[Tensor, "B H R L"], code: Int[Tensor, "B H R L"], chunk: int, dtype: torch.dtype) -> Tensor:
+    """What is added to scores [B, H, R, chunks, chunk, keys]: -log of the rounds that find a key, ITSELF or -inf."""
+    far = torch.iinfo(code.dtype).max // 2  # the code of what fills up a chunk: behind every position
     mine = _chunks(code.transpose(2, 3), order, chunk, far)  # codes of all rounds, in each round's order
     theirs = _with_chunk_before(mine, far)
-    rounds = torch.zeros_like(scores)
-    for r in range(bucket.shape[2]):
-        gap = mine[..., :, None, r] - theirs[..., None, :, r]
-        rounds += (gap >= 0) & (gap <= chunk)
     gap = _own_round(mine)[..., :, None] - _own_round(theirs)[..., None, :]
-    scores = scores - rounds.clamp(min=1).log()
-    scores = scores.masked_fill(gap == 0, ITSELF).masked_fill((gap < 0) | (gap > chunk), -torch.inf)
-
-    total = scores.logsumexp(-1, keepdim=True)
-    weights = F.dropout((scores - total).exp(), dropout, training=dropout > 0)
-    read = weights.to(value.dtype) @ values
-    back = order.argsort(dim=-1)
-    read, total = (_pick(t.flatten(3, 4), back) for t in (read, total))
-    return (total.softmax(dim=2).to(read.dtype) * read).sum(dim=2)
+    found = torch.zeros(gap.shape, dtype=torch.int8, device=gap.device)  # in so many rounds
+    for r in range(mine.shape[-1]):
+        other = mine[..., :, None, r] - theirs[..., None, :, r]
+        found += (other >= 0).logical_and_(other <= chunk).view(torch.int8)
+    bias = found.clamp_(min=1).to(dtype).log_().neg_()
+    return bias.masked_fill_(gap == 0, ITSELF).masked_fill_((gap < 0).logical_or_(gap > chunk), -torch.inf)
 
 
 def _pick(x: Tensor, index: Int[Tensor, "B H R L"]) -> Tensor:

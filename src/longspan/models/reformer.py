@@ -41,7 +41,7 @@ class ReformerConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, most in (("rounds", 2**10), ("chunk", 2**31 - 1), ("pieces", 2**31 - 1)):
+        for name, most in (("rounds", 2**6), ("chunk", 2**31 - 1), ("pieces", 2**31 - 1)):
             value = getattr(self, name)
             require(1 <= value <= most, f"model.{name}={value} must lie between 1 and {most}")
         # The paper's chunks are twice as long as the mean bucket. Settled here, since another segment at evaluation

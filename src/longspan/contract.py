@@ -214,10 +214,10 @@ class LanguageModel(nn.Module, ABC):
         tokens: Int[Tensor, "B T"],
         targets: Int[Tensor, "B T"],
         state: State | None = None,
-        progress: float = 0.0,  # noqa: ARG002 (for families that override this)
+        progress: float | Float[Tensor, ""] = 0.0,  # noqa: ARG002 (for families that override this)
         starts: Bool[Tensor, "B T"] | None = None,
     ) -> tuple[Float[Tensor, ""], State]:
-        """What training minimises; `progress` runs from 0 to 1 over a run.
+        """What training minimises; `progress` runs from 0 to 1 over a run, as a tensor where a step is compiled.
 
         A family whose training loss is more than the mean overrides this.
         """

@@ -49,6 +49,9 @@ WITHOUT_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "universal-deep": ("universal", {"layers": 2, "steps": 2, "norm": "pre", "final_norm": True}),
     "evolved": ("evolved", {}),
     "evolved-post": ("evolved", {"norm": "post", "final_norm": False, "activation": "relu"}),
+    "al-rfou": ("vanilla", {"position": "learned", "segment": 40, "layer_losses": True, "targets": 2}),
+    "reformer": ("reformer", {"chunk": 4, "rounds": 2}),
+    "reformer-factored": ("reformer", {"chunk": 3, "rounds": 3, "buckets": 128, "pieces": 3, "segment": 16}),
     "memory-0": ("transformer-xl", {"memory": 0}),
     "rotary-memory-0": ("rotary", {}),
     "sparse-strided": ("sparse", {"stride": 5, "segment": 40}),
@@ -57,8 +60,10 @@ WITHOUT_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "longformer-global": ("longformer", {"window": 9, "global_tokens": 3}),
     "bigbird": ("bigbird", {"block": 3, "random_blocks": 2, "global_blocks": 1, "segment": 40}),
 }
-LEARNED_40 = {"learned", "sparse-strided", "sparse-fixed", "bigbird"}
+LEARNED_40 = {"learned", "al-rfou", "sparse-strided", "sparse-fixed", "bigbird"}
 """Those that know 40 places and refuse more."""
+# Their training loss is more than the mean; tests of their own say what.
+MORE_THAN_THE_MEAN = {"al-rfou"}
 CUT_ANYWHERE = WITH_MEMORY | WITHOUT_MEMORY
 ALL = CUT_ANYWHERE | MINDS_CUTS
 

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from longspan.contract import LanguageModel, State
 from longspan.errors import StateError
 
-from .conftest import ALL, CUT_ANYWHERE, LEARNED_40, MINDS_CUTS, WITH_MEMORY, WITHOUT_MEMORY, MakeModel, stream
+from .conftest import (
+    ALL,
+    CUT_ANYWHERE,
+    LEARNED_40,
+    MINDS_CUTS,
+    MORE_THAN_THE_MEAN,
+    WITH_MEMORY,
+    WITHOUT_MEMORY,
+    MakeModel,
+    stream,
+)
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 FORMS = ["hidden", "projected"]
@@ -110,7 +120,8 @@ def test_losses_are_those_of_the_logits_in_token_order(make: MakeModel, name: st
         mean, _ = model.training_loss(tokens, targets, model.initial_state(3), 0.0)
     expected = -logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
     torch.testing.assert_close(losses, expected, rtol=0, atol=1e-10)
-    torch.testing.assert_close(mean, expected.mean(), rtol=0, atol=1e-10)
+    if name not in MORE_THAN_THE_MEAN:
+        torch.testing.assert_close(mean, expected.mean(), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ALL)

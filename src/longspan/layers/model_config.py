@@ -69,11 +69,12 @@ class ModelConfig:
             self.vocabulary, self.width, self.embedding_width or self.width, self.cutoffs, self.div_val, scaled=scaled
         )
 
-    def make_head(self, embedding: AdaptiveEmbedding) -> AdaptiveSoftmax:
+    def make_head(self, embedding: AdaptiveEmbedding, *, tied: bool = True) -> AdaptiveSoftmax:
+        """The softmax; where it may be `tied` to the embedding, it is what the config says."""
         return AdaptiveSoftmax(
             embedding,
             self.vocabulary,
             self.cutoffs,
-            tie_embedding=self.tie_embedding,
-            tie_projections=self.tie_projections,
+            tie_embedding=tied and self.tie_embedding,
+            tie_projections=tied and self.tie_projections,
         )

@@ -155,7 +155,7 @@ class AdaptiveSpanTransformer(LanguageModel):
         tokens: Int[Tensor, "B T"],
         targets: Int[Tensor, "B T"],
         state: State | None = None,
-        progress: float = 0.0,
+        progress: float | Tensor = 0.0,
         starts: Bool[Tensor, "B T"] | None = None,
     ) -> tuple[Float[Tensor, ""], State]:
         """The mean loss; in training also the penalty on spans."""

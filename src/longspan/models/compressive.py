@@ -124,7 +124,7 @@ class Compressive(LanguageModel):
         tokens: Int[Tensor, "B T"],
         targets: Int[Tensor, "B T"],
         state: State | None = None,
-        progress: float = 0.0,  # noqa: ARG002
+        progress: float | Tensor = 0.0,  # noqa: ARG002
         starts: Bool[Tensor, "B T"] | None = None,
     ) -> tuple[Float[Tensor, ""], State]:
         """The mean loss; in training also what teaches the compressors. Neither's gradient reaches the other's."""

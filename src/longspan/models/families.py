@@ -17,6 +17,7 @@ from longspan.models.evolved import Evolved
 from longspan.models.longformer import Longformer
 from longspan.models.lstm import LSTM
 from longspan.models.qrnn import QRNN
+from longspan.models.reformer import Reformer
 from longspan.models.rotary import Rotary
 from longspan.models.sparse import Sparse
 from longspan.models.transformer_xl import TransformerXL
@@ -24,6 +25,7 @@ from longspan.models.universal import Universal
 from longspan.models.vanilla import Vanilla
 
 FAMILIES: dict[str, type[LanguageModel]] = {
+    "reformer": Reformer,
     "transformer-xl": TransformerXL,
     "vanilla": Vanilla,
     "rotary": Rotary,

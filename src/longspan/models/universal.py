@@ -88,7 +88,7 @@ class Universal(LanguageModel):
         tokens: Int[Tensor, "B T"],
         targets: Int[Tensor, "B T"],
         state: State | None = None,
-        progress: float = 0.0,  # noqa: ARG002
+        progress: float | Tensor = 0.0,  # noqa: ARG002
         starts: Bool[Tensor, "B T"] | None = None,
     ) -> tuple[Float[Tensor, ""], State]:
         """The mean loss; in training also the cost of pondering."""

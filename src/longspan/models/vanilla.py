@@ -9,6 +9,8 @@ from torch import nn
 from longspan.contract import Decoder, LanguageModel, State
 from longspan.errors import ConfigError
 from longspan.layers.attention import no_biases
+from longspan.layers.auxiliary_losses import AuxiliaryLosses
+from longspan.layers.model_config import require
 from longspan.layers.positions import ShawDistances, place_in_document, place_sinusoid
 from longspan.layers.transformer import TransformerConfig, TransformerLayer, initialise, settle_max_distance
 from longspan.memory.segments import first_visible
@@ -20,13 +22,20 @@ from longspan.shapes import Bool, Float, Int, Tensor
 class VanillaConfig(TransformerConfig):
     """Positions: `sinusoid` added once (Vaswani et al. 2017), `learned` added at every layer (Al-Rfou et al. 2018),
     or `shaw`, a learned vector per distance inside the attention (Shaw et al. 2018). `max_distance` is the last place
-    or distance that has a vector of its own."""
+    or distance that has a vector of its own. While training, `layer_losses` has every layer predict, and `targets`
+    is how many tokens ahead (Al-Rfou et al. 2018)."""
 
     position: Literal["sinusoid", "learned", "shaw"] = "sinusoid"
     max_distance: int | None = None
+    layer_losses: bool = False
+    targets: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(
+            1 <= self.targets <= self.segment,
+            f"model.targets={self.targets} must lie between 1 and the segment of {self.segment}",
+        )
         settle_max_distance(self, self.position != "sinusoid", self.segment - 1)
 
 
@@ -60,6 +69,11 @@ class Vanilla(LanguageModel):
         self.final_norm = config.make_final_norm()
         self.head = config.make_head(self.embedding)
         self.dropout = nn.Dropout(config.dropout)
+        self.auxiliary = (
+            AuxiliaryLosses(config, self.embedding, config.layer_losses, config.targets)
+            if config.layer_losses or config.targets > 1
+            else None
+        )
         initialise(self)
 
     @property
@@ -93,6 +107,19 @@ class Vanilla(LanguageModel):
             hidden.append(layer(hidden[-1], first_key))
         hidden[-1] = self.dropout(self.final_norm(hidden[-1]))
         return tuple(hidden), state
+
+    def training_loss(
+        self,
+        tokens: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B T"],
+        state: State | None = None,
+        progress: float | Float[Tensor, ""] = 0.0,
+        starts: Bool[Tensor, "B T"] | None = None,
+    ) -> tuple[Float[Tensor, ""], State]:
+        if self.auxiliary is None:
+            return super().training_loss(tokens, targets, state, progress, starts)
+        hidden, state = self.hidden_states(tokens, state, starts)
+        return self.head.losses(hidden[-1], targets).mean() + self.auxiliary(hidden, targets, progress), state
 
     def decoder(self, state: State | None = None, batch: int = 1) -> Decoder:
         return WindowDecoder(self, self.initial_state(batch) if state is None else state, self.config.segment)

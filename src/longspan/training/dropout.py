@@ -51,7 +51,7 @@ class Objective(nn.Module):
         self.dropped = {f"model.{name}": p for name, p in model.named_parameters() if name in matrices}
 
     def forward(
-        self, tokens: Tensor, targets: Tensor, state: State, progress: float, starts: Tensor | None
+        self, tokens: Tensor, targets: Tensor, state: State, progress: float | Tensor, starts: Tensor | None
     ) -> tuple[Float[Tensor, ""], State]:
         inputs = (tokens, targets, state, progress, starts)
         if self.dropped:
@@ -72,6 +72,6 @@ class _Call(nn.Module):
         self.model = model
 
     def forward(
-        self, tokens: Tensor, targets: Tensor, state: State, progress: float, starts: Tensor | None
+        self, tokens: Tensor, targets: Tensor, state: State, progress: float | Tensor, starts: Tensor | None
     ) -> tuple[Float[Tensor, ""], State]:
         return self.model.training_loss(tokens, targets, state, progress, starts)

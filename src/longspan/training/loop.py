@@ -182,13 +182,15 @@ class Trainer:
         starts = batch.starts if batch.starts.any() else None
         # A shorter segment ends each pass: not worth a compilation of its own.
         objective = self.fast_objective if batch.tokens.shape[1] == segment else self.objective
+        # A step is compiled anew for every float it is handed; of a tensor it reads the value.
+        share = done if objective is self.objective else torch.full((), done, device=self.device)
         total = torch.zeros((), device=self.device)
         for k in range(parts):
             part = slice(k * rows, (k + 1) * rows)
             tokens, targets = self._send(batch.tokens[part]), self._send(batch.targets[part])
             begins = None if starts is None else self._send(starts[part])
             with self.autocast():
-                loss, self.states[k] = objective(tokens, targets, self.states[k], done, begins)
+                loss, self.states[k] = objective(tokens, targets, self.states[k], share, begins)
             (loss / parts).backward()
             total = total + loss.detach().float() / parts
         return total

@@ -1,0 +1,51 @@
+"""Losses that training adds to the last layer's next token: other layers', and tokens further ahead."""
+
+import torch
+from torch import nn
+
+from longspan.contract import Head
+from longspan.layers.embedding import AdaptiveEmbedding
+from longspan.layers.transformer import TransformerConfig
+from longspan.shapes import Float, Int, Tensor
+
+FURTHER_AHEAD = 0.5
+
+
+class AuxiliaryLosses(nn.Module):
+    """Al-Rfou et al. 2018: each layer, target and position has its say.
+
+        loss = sum over layers l of n with progress < l / 2n, and the last, of
+                   mean over t of  -log p_l1(x_{t+1})  +  0.5 sum over k = 2.. of  mean over t of  -log p_lk(x_{t+k})
+
+    without its first term of the last layer, which is the model's own. Every p_lk is a classifier of its own on layer
+    l's output; none is used once training is over. x_{t+k} lies beyond the segment for its last k-1 positions, and
+    they are left out.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, embedding: AdaptiveEmbedding, every_layer: bool, targets: int
+    ) -> None:
+        super().__init__()
+        n = config.layers
+        self.scored = [
+            (layer, ahead)
+            for layer in range(1 if every_layer else n, n + 1)
+            for ahead in range(1, targets + 1)
+            if (layer, ahead) != (n, 1)
+        ]
+        self.heads = nn.ModuleList(config.make_head(embedding, tied=False) for _ in self.scored)
+
+    def forward(
+        self, hidden: tuple[Tensor, ...], targets: Int[Tensor, "B T"], progress: float | Float[Tensor, ""]
+    ) -> Float[Tensor, ""]:
+        n, T = len(hidden) - 1, targets.shape[1]
+        total = torch.zeros((), device=targets.device)
+        for (layer, ahead), head in zip(self.scored, self.heads, strict=True):
+            # In a compiled step `progress` is a tensor, and a layer that is out counts 0 times.
+            counts = True if layer == n else progress < layer / (2 * n)
+            if counts is False or ahead > T:
+                continue
+            assert isinstance(head, Head)
+            losses = head.losses(hidden[layer][:, : T - ahead + 1], targets[:, ahead - 1 :])
+            total = total + (1.0 if ahead == 1 else FURTHER_AHEAD) * counts * losses.mean()
+        return total

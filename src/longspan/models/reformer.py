@@ -1,0 +1,195 @@
+"""Reformer (Kitaev et al. 2020): attention among positions that hash alike, reversible layers. docs/reformer.md
+
+y1 = x1 + Attention(norm(x2))       y2 = x2 + FeedForward(norm(y1))       x1 = x2 = embedding
+h = (y1 + y2) / 2
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn
+
+from longspan.contract import Decoder, LanguageModel, State
+from longspan.kernels.lsh_attention import hash_buckets, lsh_attention
+from longspan.layers.attention import merge_heads, split_heads
+from longspan.layers.model_config import require
+from longspan.layers.positions import place_in_document, place_sinusoid
+from longspan.layers.reversible import ReversibleLayer, Streams, read_reversibly
+from longspan.layers.transformer import TransformerConfig, initialise
+from longspan.memory.segments import first_visible
+from longspan.memory.window import WindowDecoder
+from longspan.shapes import Bool, Float, Int, Tensor
+
+Context = tuple[Float[Tensor, "R D N"], Int[Tensor, "B T"] | None]
+"""The rotations of a layer's hashing, and each token's document, told by its first token."""
+
+# Up to here one argmax finds the bucket, beyond it two do.
+MOST_AT_ONCE = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReformerConfig(TransformerConfig):
+    """In each of `rounds` a query sees the last `chunk` keys of its bucket. The norm must stand before a half layer:
+    one behind it could not be undone."""
+
+    norm: Literal["pre"] = "pre"
+    final_norm: bool = True
+    rounds: int = 2
+    chunk: int = 64
+    buckets: int | None = None
+    pieces: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, most in (("rounds", 2**6), ("chunk", 2**31 - 1), ("pieces", 2**31 - 1)):
+            value = getattr(self, name)
+            require(1 <= value <= most, f"model.{name}={value} must lie between 1 and {most}")
+        # The paper's chunks are twice as long as the mean bucket. Settled here, since another segment at evaluation
+        # must not change how a model hashes.
+        buckets = (
+            2 ** (max(2 * self.segment // self.chunk, 2) - 1).bit_length() if self.buckets is None else self.buckets
+        )
+        require(
+            1 <= buckets <= 2**20 and buckets & (buckets - 1) == 0,
+            f"model.buckets={buckets} is no power of two between 1 and {2**20}; "
+            f"try {2 ** min(max(buckets, 1).bit_length() - 1, 20)}",
+        )
+        object.__setattr__(self, "buckets", buckets)
+
+    @property
+    def factors(self) -> tuple[int, ...]:
+        """The buckets as digits: 128 is (8, 16)."""
+        bits = (self.buckets or 1).bit_length() - 1
+        if bits == 0:
+            return ()
+        return (2**bits,) if 2**bits <= MOST_AT_ONCE else (2 ** (bits // 2), 2 ** (bits - bits // 2))
+
+    def rotations(self, generator: torch.Generator | None = None) -> Float[Tensor, "R D N"]:
+        """Random rotations of one layer, on the CPU; more rounds begin with the same ones."""
+        columns = sum(self.factors) // 2
+        return torch.randn(self.rounds, self.head_size, columns, generator=generator, device="cpu")
+
+
+class HashedAttention(nn.Module):
+    """drop(Wo attend(norm(x))): queries are keys, so one projection serves both."""
+
+    def __init__(self, config: ReformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        inside = config.heads * config.head_size
+        self.norm = config.make_norm()
+        self.query = nn.Linear(config.width, inside, bias=False)
+        self.value = nn.Linear(config.width, inside, bias=False)
+        self.output = nn.Linear(inside, config.width, bias=False)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self, x: Float[Tensor, "B T E"], context: Context, plan: Int[Tensor, "B H R T"] | None
+    ) -> tuple[Float[Tensor, "B T E"], Int[Tensor, "B H R T"]]:
+        c, (rotations, document) = self.config, context
+        x = self.norm(x)
+        query, value = split_heads(self.query(x), c.heads), split_heads(self.value(x), c.heads)
+        if plan is None:
+            plan = hash_buckets(query.detach(), rotations, c.factors).to(smallest_type(c.buckets or 1))
+        bucket = plan.long()
+        if document is not None:
+            bucket = bucket + (c.buckets or 1) * document[:, None, None]
+        dropout = c.attention_dropout if self.training else 0.0
+        read = lsh_attention(query, value, bucket, chunk=c.chunk, dropout=dropout)
+        return self.dropout(self.output(merge_heads(read))), plan
+
+
+class Reformer(LanguageModel):
+    Config: ClassVar[type] = ReformerConfig
+    rotations: Float[Tensor, "Y R D N"]
+
+    def __init__(self, config: ReformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = config.make_embedding()
+        self.layers = nn.ModuleList(
+            ReversibleLayer(
+                HashedAttention(config),
+                nn.Sequential(config.make_norm(), config.make_feed_forward()),
+                config.pieces,
+            )
+            for _ in range(config.layers)
+        )
+        self.final_norm = config.make_final_norm()
+        self.head = config.make_head(self.embedding)
+        self.dropout = nn.Dropout(config.dropout)
+        initialise(self)
+        # Training draws others at every call, as the paper does; these are for everything else, and saved with the
+        # weights.
+        fixed = [config.rotations(torch.Generator().manual_seed(n)) for n in range(config.layers)]
+        self.register_buffer("rotations", torch.stack(fixed))
+
+    @property
+    def reach(self) -> int:
+        return self.config.segment - 1
+
+    @property
+    def has_memory(self) -> bool:
+        return False
+
+    def initial_state(self, batch: int) -> State:
+        return State(torch.zeros(batch, dtype=torch.int64, device=self.embedding.tables[0].device))
+
+    def hidden_states(
+        self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
+    ) -> tuple[tuple[Tensor, ...], State]:
+        """Keeps every layer's output, and what they need for a backward pass: `losses` does not."""
+        h, contexts, state = self._begin(tokens, state, starts)
+        hidden, streams = [h], (h, h)
+        for layer, context in zip(self.layers, contexts, strict=True):
+            streams = layer(*streams, context)
+            hidden.append(_mean(streams))
+        hidden[-1] = self.dropout(self.final_norm(hidden[-1]))
+        return tuple(hidden), state
+
+    def losses(
+        self,
+        tokens: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B T"],
+        state: State | None = None,
+        starts: Bool[Tensor, "B T"] | None = None,
+    ) -> tuple[Float[Tensor, "B T"], State]:
+        h, state = self._read(tokens, state, starts)
+        return self.head.losses(self.dropout(self.final_norm(h)), targets), state
+
+    @torch.compiler.disable  # recomputing with restored random states is beyond what can be traced
+    def _read(
+        self, tokens: Int[Tensor, "B T"], state: State | None, starts: Bool[Tensor, "B T"] | None
+    ) -> tuple[Float[Tensor, "B T E"], State]:
+        h, contexts, state = self._begin(tokens, state, starts)
+        layers: list[Any] = list(self.layers)
+        return _mean(read_reversibly(layers, h, h, contexts)), state
+
+    def _begin(
+        self, tokens: Int[Tensor, "B T"], state: State | None, starts: Bool[Tensor, "B T"] | None
+    ) -> tuple[Float[Tensor, "B T E"], list[Context], State]:
+        B, T = tokens.shape
+        state = self.initial_state(B) if state is None else state
+        state.require_rows(B)
+        first_key = None if starts is None else first_visible(state.length, 0, T, starts)
+        h = self.embedding(tokens)
+        h = h + place_sinusoid(place_in_document(first_key, T, tokens.device), self.config.width).to(h.dtype)
+        rotations = self.rotations
+        if self.training:
+            rotations = torch.stack([self.config.rotations() for _ in self.layers]).to(h.device, non_blocking=True)
+        return self.dropout(h), [(layer, first_key) for layer in rotations], state
+
+    def decoder(self, state: State | None = None, batch: int = 1) -> Decoder:
+        return WindowDecoder(self, self.initial_state(batch) if state is None else state, self.config.segment)
+
+
+def _mean(streams: Streams) -> Float[Tensor, "B T E"]:
+    return (streams[0] + streams[1]) / 2
+
+
+def smallest_type(buckets: int) -> torch.dtype:
+    """Buckets are kept for the backward pass, one number per head, round and position."""
+    if buckets <= 2**7:
+        return torch.int8
+    return torch.int16 if buckets <= 2**15 else torch.int32

@@ -1,0 +1,122 @@
+"""Hashed attention against a loop over the paper's sets, and against full attention where one bucket holds all."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from longspan.kernels.lsh_attention import hash_buckets, lsh_attention
+
+
+def loop(query, value, bucket, chunk):
+    """Every P_i collected by hand: the union over rounds of the last `chunk` earlier positions of i's bucket."""
+    B, H, L, _ = query.shape
+    rows = []
+    for b in range(B):
+        for h in range(H):
+            for i in range(L):
+                seen = set()
+                for row in bucket[b, h].tolist():
+                    seen |= set([j for j in range(i) if row[j] == row[i]][-chunk:])
+                seen = sorted(seen) or [i]
+                keys = query[b, h, seen] / query[b, h, seen].norm(dim=-1, keepdim=True)
+                rows.append((keys @ query[b, h, i]).softmax(0) @ value[b, h, seen])
+    return torch.stack(rows).view(query.shape)
+
+
+@given(
+    length=st.integers(1, 29),
+    chunk=st.integers(1, 11),
+    rounds=st.integers(1, 4),
+    buckets=st.integers(1, 5),
+    seed=st.integers(0, 99),
+)
+def test_a_loop_over_the_sets_of_the_paper(length: int, chunk: int, rounds: int, buckets: int, seed: int) -> None:
+    """Keys met in several rounds count once; a position with nothing else reads itself; gradients too."""
+    draw = torch.Generator().manual_seed(seed)
+    query, value, weight = (
+        torch.randn(2, 2, length, 3, generator=draw, dtype=torch.float64).requires_grad_(k < 2) for k in range(3)
+    )
+    bucket = torch.randint(buckets, (2, 2, rounds, length), generator=draw)
+    found, expected = lsh_attention(query, value, bucket, chunk=chunk), loop(query, value, bucket, chunk)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    for a, b in zip(
+        torch.autograd.grad((found * weight).sum(), (query, value)),
+        torch.autograd.grad((expected * weight).sum(), (query, value), allow_unused=True),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, torch.zeros_like(a) if b is None else b, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+@pytest.mark.parametrize("length", [1, 63, 100])
+def test_one_bucket_is_full_attention(length: int, rounds: int) -> None:
+    """Shared queries and keys, causal, nobody reads itself save the first: torch's attention with that mask."""
+    query, value = torch.randn(2, 4, length, 16), torch.randn(2, 4, length, 16)
+    bucket = hash_buckets(query, torch.randn(rounds, 16, 0), ())
+    found = lsh_attention(query, value, bucket, chunk=length)
+    seen = torch.ones(length, length).tril(-1).bool()
+    seen[0, 0] = True
+    key = query / query.norm(dim=-1, keepdim=True)
+    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=1.0)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_dropout_keeps_the_mean() -> None:
+    query, value = torch.randn(1, 1, 12, 4), torch.ones(1, 1, 12, 4)
+    bucket = torch.zeros(1, 1, 1, 12, dtype=torch.int64)
+    reads = torch.stack([lsh_attention(query, value, bucket, chunk=12, dropout=0.5) for _ in range(400)])
+    assert reads.std(0).max() > 0.1
+    torch.testing.assert_close(reads.mean(0), value, rtol=0, atol=0.3)
+
+
+def test_a_bucket_is_the_nearest_of_the_axes() -> None:
+    """With R the identity the buckets are +x, +y, -x, -y, numbered so; two factors are two digits."""
+    vectors = torch.tensor([[3.0, 1.0], [1.0, 3.0], [-3.0, 1.0], [1.0, -3.0]])[None, None]
+    axes = torch.eye(2)[None]
+    assert hash_buckets(vectors, axes, (4,)).tolist() == [[[[0, 1, 2, 3]]]]
+    sign_of_x = torch.tensor([[[1.0], [0.0]]])
+    digits = torch.cat([sign_of_x, axes], dim=-1)
+    assert hash_buckets(vectors, digits, (2, 4)).tolist() == [[[[0, 1, 4 + 2, 3]]]]
+
+
+def test_near_vectors_share_a_bucket_more_often_than_far_ones() -> None:
+    base = torch.randn(1, 1, 200, 32)
+    near, far = base + 0.1 * torch.randn_like(base), torch.randn_like(base)
+    rotations = torch.randn(8, 32, 16)
+    here, by, there = (hash_buckets(x, rotations, (32,)) for x in (base, near, far))
+    assert (here == by).double().mean() > 0.7
+    assert (here == there).double().mean() < 0.1
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor any operation gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.numbers = max([self.numbers, *(t.numel() for t in tree_leaves(result) if isinstance(t, torch.Tensor))])
+        return result
+
+
+def test_no_tensor_grows_faster_than_the_length() -> None:
+    """Chunks of 16, buckets as the config settles them: four times the length, four times the largest tensor."""
+
+    def largest(length: int, chunk: int) -> int:
+        query = torch.randn(1, 1, length, 8, requires_grad=True)
+        side = int((2 * length / 16) ** 0.5)
+        with Largest() as watch:
+            bucket = hash_buckets(query.detach(), torch.randn(2, 8, side), (side, side))
+            lsh_attention(query, query, bucket, chunk=chunk).sum().backward()
+        return watch.numbers
+
+    assert largest(2048, 16) == 4 * largest(512, 16)
+    assert largest(512, 512) == 16 * largest(128, 128), "one chunk for all is the full matrix"

@@ -28,7 +28,9 @@ PNG = b"\x89PNG\r\n"
 def found() -> AttentionByDistance:
     random = np.random.default_rng(0)
     attention = random.dirichlet(np.full(30, 0.3), (3, 2))
-    return AttentionByDistance(attention, {term: random.dirichlet(np.ones(30), (3, 2)) for term in "abcd"}, 1000)
+    return AttentionByDistance(
+        attention, {term: random.dirichlet(np.ones(30), (3, 2)) for term in "abcd"}, 1000, np.ones(30)
+    )
 
 
 def drawn(folder: Path) -> set[str]:
@@ -89,7 +91,7 @@ def test_the_widest_heads() -> None:
     attention = np.zeros((2, 2, 10))
     for head, far in zip(np.ndindex(2, 2), (1, 9, 4, 6), strict=True):
         attention[(*head, far)] = 1.0
-    assert widest_heads(AttentionByDistance(attention, {}, 1), 3) == [(0, 1), (1, 1), (1, 0)]
+    assert widest_heads(AttentionByDistance(attention, {}, 1, np.ones(10)), 3) == [(0, 1), (1, 1), (1, 0)]
 
 
 def test_text_to_read_along() -> None:

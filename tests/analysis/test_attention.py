@@ -120,10 +120,30 @@ def test_spans() -> None:
     attention = np.zeros((1, 2, 10))
     attention[0, 0, 3] = 1.0
     attention[0, 1] = 0.1
-    found = under_test.AttentionByDistance(attention, {}, 1)
+    found = under_test.AttentionByDistance(attention, {}, 1, np.ones(10))
     assert found.spans(0.5).tolist() == [[4, 5]]
     assert found.spans(0.9)[0, 0] == 4
     assert found.mean_distances().tolist() == [[3.0, pytest.approx(4.5)]]
+
+
+@pytest.mark.parametrize("form", ["memory", "vanilla"])
+def test_spans_count_what_every_query_gives(form: str, ids: np.ndarray) -> None:
+    """A query early in a segment sees less far than a late one; a span is that of all they give, added up."""
+    net = model(form)
+    net.layers[0].attention.query.weight.data.zero_()  # attends evenly, or by position alone
+    given, state, warm = np.zeros((2, 2, 28)), net.initial_state(1), 20 if form == "memory" else 0
+    for begin in range(0, len(ids), 8):
+        with torch.no_grad():
+            layers, state = looks(net, torch.from_numpy(ids[begin : begin + 8].astype(np.int64))[None], state)
+            for n, look in enumerate(layers):
+                weights = softmax_seen(sum_of(look.terms()), look.seen()).double().sum(dim=1).numpy()
+                given[n, :, : weights.shape[1]] += weights if begin >= warm else 0
+    found = attention_by_distance(net, ids)
+    for share in (0.5, 0.9):
+        within = given.cumsum(axis=2) >= share * given.sum(axis=2, keepdims=True)
+        np.testing.assert_array_equal(found.spans(share), within.argmax(axis=2) + 1)
+    mean = given @ np.arange(28) / given.sum(axis=2)
+    np.testing.assert_allclose(found.mean_distances(), mean, rtol=1e-6)
 
 
 @pytest.mark.parametrize("form", ["memory", "same length", "vanilla"])

@@ -1,5 +1,7 @@
 """Pictures: what is drawn is what was measured, and every one is there as PNG and SVG."""
 
+import re
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from longspan.analysis.attention_figures import (
     widest_heads,
 )
 from longspan.analysis.context_figures import draw_gains, draw_perplexity
+from longspan.analysis.drawing import line
 from longspan.analysis.passages import Passage, label, lay_out, readable, take_passage
 from longspan.evaluation.loss_table import LossTable
 from longspan.models.families import build
@@ -28,7 +31,9 @@ PNG = b"\x89PNG\r\n"
 def found() -> AttentionByDistance:
     random = np.random.default_rng(0)
     attention = random.dirichlet(np.full(30, 0.3), (3, 2))
-    return AttentionByDistance(attention, {term: random.dirichlet(np.ones(30), (3, 2)) for term in "abcd"}, 1000)
+    return AttentionByDistance(
+        attention, {term: random.dirichlet(np.ones(30), (3, 2)) for term in "abcd"}, 1000, np.ones(30)
+    )
 
 
 def drawn(folder: Path) -> set[str]:
@@ -48,6 +53,31 @@ def test_every_picture_is_there(found: AttentionByDistance, tmp_path: Path) -> N
     draw_gains(table, {"0.1": 0.1, "1.0": 1.0}, 0.01, tmp_path)
     draw_perplexity(table, tmp_path)
     assert drawn(tmp_path) == {"figure3", "figure4", "figure5", "figure7", "spans"}
+
+
+def test_every_model_has_its_name_and_its_own_line(tmp_path: Path) -> None:
+    """matplotlib takes $ for a formula, leaves names that begin with _ out of legends, and warns of unknown signs."""
+    names = ("_first", r"$\frac$ 5$", "猫", "a" * 99, *"bcdefghi")
+    table = LossTable(names, (10, 20, 30), np.random.default_rng(0).gamma(2.0, 1.0, (len(names), 3, 50)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draw_gains(table, {"0.1": 0.1, "1.0": 1.0}, 0.01, tmp_path)
+        draw_perplexity(table, tmp_path)
+    for name in ("figure3", "figure4"):
+        comments = set(re.findall("<!-- (.*?) -->", (tmp_path / f"{name}.svg").read_text()))
+        assert comments >= {" _first", r"$\frac$ 5$", "·", "a" * 24 + "…" + "a" * 23, *"bcdefghi"}
+    lines = [line(n) for n in range(20)]
+    assert len({(str(one["linestyle"]), one["marker"]) for one in lines}) == 20
+
+
+def test_gains_without_a_better_perplexity_are_left_open(tmp_path: Path) -> None:
+    """Losses that go up for some targets and down for as many: the better of both is a gain, perplexity stays."""
+    same = np.array([[1.0, 2.0] * 5, [2.0, 1.0] * 5, [1.0, 0.5] * 5])
+    for name, losses in (("open", same), ("closed", same[[0, 2, 2]] * [[1], [1], [0.9]])):
+        (tmp_path / name).mkdir()
+        draw_gains(LossTable(("m",), (10, 20, 30), losses[None]), {"1.0": 1.0}, 0.01, tmp_path / name)
+    count = {name: (tmp_path / name / "figure3.svg").read_text().count("fill: #ffffff") for name in ("open", "closed")}
+    assert count["open"] == count["closed"] + 1
 
 
 def test_the_same_picture_is_the_same_file(found: AttentionByDistance, tmp_path: Path) -> None:
@@ -89,7 +119,7 @@ def test_the_widest_heads() -> None:
     attention = np.zeros((2, 2, 10))
     for head, far in zip(np.ndindex(2, 2), (1, 9, 4, 6), strict=True):
         attention[(*head, far)] = 1.0
-    assert widest_heads(AttentionByDistance(attention, {}, 1), 3) == [(0, 1), (1, 1), (1, 0)]
+    assert widest_heads(AttentionByDistance(attention, {}, 1, np.ones(10)), 3) == [(0, 1), (1, 1), (1, 0)]
 
 
 def test_text_to_read_along() -> None:

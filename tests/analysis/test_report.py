@@ -13,7 +13,12 @@ from longspan.analysis.page import Section, page, table
 from longspan.analysis.published import Published
 from longspan.analysis.report import Effort, build_report
 from longspan.analysis.runs import read_run
+from longspan.checkpoints.model_folder import load_model
+from longspan.contract import LanguageModel
+from longspan.data.encoded import open_corpus
 from longspan.errors import DataError
+from longspan.evaluation.likelihood import stream_losses
+from longspan.tokens import ByteTokenizer
 
 SMALL = Effort(scored=200, slid=20, targets=10, longest=50, looked=200, written=20)
 
@@ -36,9 +41,9 @@ def test_every_part_is_there(make_run: Callable[..., Path]) -> None:
     ]
     assert "This part is missing" not in html
     assert "is not measured" not in html
-    for words in ("a stream, with memory", "a window of 40 before each", "RECL, r = 0.1", "its window of 16 tokens"):
+    for words in ("a stream, with memory", "a window of 40 before each", "RECL, r = 0.1", "shortest here is 16 tokens"):
         assert words in html
-    assert html.count("<img ") == 1 + 2 + 4 + 3
+    assert html.count("<img ") == 1 + 2 + 2 + 4 + 3
     assert "&lt;b&gt;as" in html
 
 
@@ -63,10 +68,54 @@ def test_scores_stand_beside_published_ones(
 ) -> None:
     monkeypatch.setitem(published.SCORES, str(corpus), (Published("somebody's", 41, 1.06), Published("worse", 3, 99.0)))
     monkeypatch.setitem(published.UNITS, str(corpus), "bits per character")
+    monkeypatch.setitem(published.COUNTED, str(corpus), ("byte",))
     html = report(make_run("xl", memory=20))
     rows = re.findall(r"<tr[^>]*><td>(somebody&#x27;s|xl|worse)</td><td>([\d.]+M)</td><td>([\d.]+)</td>", html)
     assert [row[0] for row in rows] == ["somebody&#x27;s", "xl", "worse"]
     assert rows[0][1:] == ("41M", "1.06")
+
+
+def test_rows_of_scores_are_of_the_same_tokens(make_run: Callable[..., Path], corpus: Path) -> None:
+    """Against logits of windows taken by hand; and a score over all of a text is that of its stream."""
+    folders = [make_run("xl", memory=20), make_run("window", "vanilla")]
+    html = report(*folders)
+    rows = re.findall(r"<tr><td>(xl|window)</td><td>(a [^<]*)</td><td>([^<]*)</td><td>[^<]*</td><td>([^<]*)</td>", html)
+    shown = {(name, way): (whole, same) for name, way, whole, same in rows}
+    ids = open_corpus(str(corpus), "test", ByteTokenizer()).ids
+    xl = load_model(folders[0], overrides={"memory": 40, "same_length": True}).model
+    window = load_model(folders[1]).model
+    losses = np.concatenate([stretch.losses for stretch in stream_losses(xl, ids[:201], segment=16)])
+
+    def slid(model: LanguageModel, width: int) -> float:
+        windows = np.stack([ids[t - width : t + 1] for t in range(41, 61)]).astype(np.int64)
+        logits, _ = model(torch.from_numpy(windows[:, :-1]))
+        of_targets = logits[:, -1].log_softmax(-1)[torch.arange(20), torch.from_numpy(windows[:, -1])]
+        return -of_targets.mean().item() / np.log(2)
+
+    expected = {
+        ("xl", "a stream, with memory"): (losses.mean() / np.log(2), losses[40:60].mean() / np.log(2)),
+        ("xl", "a window of 40 before each"): (None, slid(xl, 40)),
+        ("window", "a window of 16 before each"): (None, slid(window, 16)),
+    }
+    assert set(shown) == set(expected)
+    for row, (whole, same) in expected.items():
+        assert shown[row][0] == ("" if whole is None else f"{whole:.3f}")
+        assert float(shown[row][1]) == pytest.approx(same, abs=2e-3)
+
+
+def test_tokens_of_another_kind_are_not_ranked(
+    make_run: Callable[..., Path], corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A perplexity of bytes is far below one of words, and says nothing about it."""
+    monkeypatch.setitem(published.SCORES, str(corpus), (Published("somebody's", 41, 24.0),))
+    monkeypatch.setitem(published.UNITS, str(corpus), "perplexity per word")
+    html = report(make_run("xl", memory=20))
+    assert "xl reads bytes; published scores are perplexity per word." in html
+    assert re.findall(r"<td>(somebody&#x27;s|xl)</td><td>[\d.]+M</td>", html) == ["somebody&#x27;s"]
+    assert published.comparable("enwik8-authors", "byte")
+    assert not published.comparable("enwik8", "character")
+    assert published.comparable("text8", "character")
+    assert published.comparable("ptb-authors", "word")
 
 
 def test_published_scores_know_every_reading() -> None:

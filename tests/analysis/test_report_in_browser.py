@@ -46,13 +46,20 @@ def test_it_opens_well_at_any_width(browser: Any, report: Path) -> None:
         assert said == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         shown = page.evaluate("[...document.images].map(i => i.complete && i.naturalWidth > 0 && i.alt.length > 0)")
-        assert len(shown) == 10
+        assert len(shown) == 12
         assert all(shown)
         small = page.evaluate(
             "[...document.querySelectorAll('p, td, th, pre, figcaption, a')]"
             ".filter(e => parseFloat(getComputedStyle(e).fontSize) < 12).length"
         )
         assert small == 0
+        # A point of a picture is a pixel or more; a run's name stays in sight, and in one piece where it can.
+        scales = page.evaluate("[...document.images].map(i => i.getBoundingClientRect().width / i.naturalWidth)")
+        assert min(scales) * 96 / 72 > 1.1
+        names = page.evaluate(
+            "[...document.querySelectorAll('td:first-child')].map(e => [e.innerText, e.clientHeight])"
+        )
+        assert all(height < 60 for name, height in names if name == "xl")
         page.click("text=Sample text")
         assert page.evaluate("location.hash") == "#part-5"
         page.close()

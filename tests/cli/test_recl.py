@@ -60,6 +60,18 @@ def test_tables_made_elsewhere(cli: Cli) -> None:
     assert some["recl"] == {"1": {"model 0": 200, "model 1": 200, "model 2": 100}}
 
 
+def test_what_other_libraries_write(cli: Cli) -> None:
+    losses = np.array([[[3.0], [2.0], [1.0]]], np.float32)
+    np.savez("t.npz", names=np.array([b"caf\xc3\xa9"]), contexts=np.array([100.0, 200.0, 300.0]), losses=losses)
+    assert cli("recl", "--losses", "t.npz", "--json").json["ecl"] == {"café": 300}
+    np.savez("t.npz", names=np.array([7]), contexts=[100, 200, 300], losses=losses)
+    cli("recl", "--losses", "t.npz").refused("names", "dtype=str")
+    save("t.npz", -losses)
+    result = cli("recl", "--losses", "t.npz", "--json")
+    assert (result.code, set(result.json["ecl"])) == (0, {"model 0"})
+    assert result.err == "longspan: 3 of the 3 losses are below zero; a loss is -log P, not log P\n"
+
+
 def test_models_of_the_same_name_keep_their_paths(cli: Cli, model: Path, text: Path) -> None:
     Path("a").mkdir()
     assert cli("init", "--set", "model.width=32", "--set", "model.layers=1", "a/m").code == 0

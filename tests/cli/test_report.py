@@ -32,4 +32,5 @@ def test_wrong_use_is_one_sentence(cli: Cli, run: Path, text: Path) -> None:
     cli("report", "nowhere", "--out", "r.html").refused("nowhere", "recipe.toml")
     cli("report", run, "--out", "no/where.html").refused("no")
     cli("report", run, "--out", run).refused("run")
+    cli("report", run, "./run", "--out", "r.html").refused("twice")
     assert not Path("r.html").exists()

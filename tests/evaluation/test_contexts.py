@@ -100,12 +100,45 @@ def test_only_what_is_new_is_computed(ids: np.ndarray, tmp_path: Path) -> None:
     assert more[0] == 10 * 35
     assert not np.array_equal(more[1][0], more[1][1])
     assert cost([one], [5, 10], Passage(ids, passage.targets, "another text"))[0] == 10 * 15
-    assert cost([one], [5, 10], Passage(ids, passage.targets + 1, "text"))[0] == 10 * 15
+    strange = np.setdiff1d(np.arange(20, 300), passage.targets)[:10]
+    assert cost([one], [5, 10], Passage(ids, strange, "text"))[0] == 10 * 15
     assert cost([Subject("one", one.model)], [5, 10])[0] == 10 * 15
     one.model.config = dataclasses.replace(one.model.config, clamp=3)
     clamped = cost([one], [5, 10])
     assert clamped[0] == 10 * 15
     assert not np.array_equal(clamped[1], first[1])
+
+
+def test_a_longer_context_or_more_targets_cost_what_is_new(ids: np.ndarray, tmp_path: Path) -> None:
+    """The longest context decides where a target may lie; those that may stay, stay."""
+    one = Subject("one", model(), "hash")
+
+    def cost(contexts: list[int], targets: int) -> tuple[int, Passage, np.ndarray]:
+        counted, passage = Counted(), Passage(ids, choose_targets(len(ids), contexts[-1], targets), "text")
+        table = measure([one], passage, contexts, cache=tmp_path, watch=counted)
+        return counted.read, passage, table.losses
+
+    _, before, _ = cost([5, 20], 30)
+    read, after, longer = cost([5, 20, 60], 30)
+    new = len(np.setdiff1d(after.targets, before.targets))
+    assert 0 < new == (before.targets < 60).sum() < 10
+    assert read == new * 25 + 30 * 60
+    np.testing.assert_allclose(longer, measure([Subject("one", one.model)], after, [5, 20, 60]).losses, atol=1e-5)
+    assert cost([5, 20, 60], 40)[0] == 10 * 85
+    assert cost([5, 20], 30)[0] == 0
+
+
+def test_two_calls_at_once_lose_nothing(ids: np.ndarray, tmp_path: Path) -> None:
+    one, targets = Subject("one", model(), "hash"), choose_targets(len(ids), 20, 10)
+
+    def meanwhile(done: int, total: int) -> None:
+        if done == 5 * 10:
+            measure([one], Passage(ids, targets[5:], "text"), [5, 20], cache=tmp_path)
+
+    measure([one], Passage(ids, targets[:5], "text"), [10, 20], cache=tmp_path, watch=meanwhile)
+    counted = Counted()
+    measure([one], Passage(ids, targets, "text"), [10, 20], cache=tmp_path, watch=counted)
+    assert counted.read == 5 * 10
 
 
 def test_a_damaged_cache_is_made_again(ids: np.ndarray, tmp_path: Path) -> None:
@@ -120,18 +153,21 @@ def test_a_damaged_cache_is_made_again(ids: np.ndarray, tmp_path: Path) -> None:
     assert counted.read == 10 * 25
 
 
-def test_an_interrupted_measure_keeps_what_it_has(ids: np.ndarray, tmp_path: Path) -> None:
+def test_an_interrupted_measure_keeps_what_it_has(
+    ids: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     passage, one = Passage(ids, choose_targets(len(ids), 20, 10), "text"), Subject("one", model(), "hash")
 
     def stop(done: int, total: int) -> None:
         if done > 50:
             raise KeyboardInterrupt
 
+    monkeypatch.setattr(measured, "_TOKENS_AT_ONCE", 45)
     with pytest.raises(KeyboardInterrupt):
         measure([one], passage, [5, 20], cache=tmp_path, watch=stop)
     counted = Counted()
     measure([one], passage, [5, 20], cache=tmp_path, watch=counted)
-    assert counted.read == 10 * 20
+    assert counted.read == 10 * 20 - 40
     assert not list((tmp_path / "contexts").glob(".*"))
 
 
@@ -142,6 +178,11 @@ def test_targets() -> None:
     assert chosen.max() < 1000
     assert choose_targets(105, 100).tolist() == [100, 101, 102, 103, 104]
     assert len(choose_targets(10**9, 100)) == 200
+    assert sorted(set(choose_targets(3000, 2900, 100))) == list(range(2900, 3000))
+    assert set(choose_targets(1000, 100, 50)) <= set(choose_targets(1000, 100, 300))
+    everywhere = choose_targets(10**6, 5 * 10**5, 10_000)
+    quarters = np.histogram(everywhere, 4, (5 * 10**5, 10**6))[0]
+    assert abs(quarters - 2500).max() < 250
 
 
 def test_wrong_use_is_told(ids: np.ndarray) -> None:

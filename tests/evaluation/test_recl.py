@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from longspan.data.synthetic import AssociativeRecall, Copy, ExactLag, MarkedLag, SyntheticSource
 from longspan.errors import ConfigError, DataError, LongspanError
+from longspan.evaluation import recl as measures
 from longspan.evaluation.loss_table import LossTable, load_table
 from longspan.evaluation.recl import (
     best_losses,
@@ -116,6 +117,43 @@ def test_the_order_of_targets_and_models_changes_nothing(seed: int, share: float
     shuffled = LossTable(names, table.contexts, table.losses[models][:, :, targets])
     assert recl(shuffled, share, 0.2) == recl(table, share, 0.2)
     assert ecl(shuffled, 0.2) == ecl(table, 0.2)
+
+
+def whole_numbers(seed: int) -> np.ndarray:
+    """Losses with many ties."""
+    return np.random.default_rng(seed).integers(0, 3, (3, 4, 12)).astype(float)
+
+
+def test_intervals_do_not_hang_on_the_order_where_losses_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two models may lose the same on two targets the other way round: those are not the same target."""
+    monkeypatch.setattr(measures, "RESAMPLES", 200)
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        losses, order = random.integers(0, 2, (2, 3, 6)).astype(float), random.permutation(6)
+        table = LossTable(("a", "b"), (1, 2, 3), losses)
+        assert ecl(LossTable(("a", "b"), (1, 2, 3), losses[:, :, order]), 0.2) == ecl(table, 0.2)
+        assert ecl(LossTable(("b", "a"), (1, 2, 3), losses[::-1]), 0.2) == ecl(table, 0.2)
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.1, 0.5, 1.0]), st.sampled_from([0.01, 0.3]))
+def test_the_walk_again_from_the_formulas(seed: int, share: float, threshold: float) -> None:
+    """Dai et al. 2019, appendix C, a number at a time and with ties by position."""
+    losses = whole_numbers(seed) if seed % 2 else random_table(seed).losses
+    (models, contexts, targets), names = losses.shape, "abc"
+    found = recl(LossTable(tuple(names), tuple(range(1, contexts + 1)), losses), share, threshold)
+    for i in range(models):
+        k = 0
+        while k + 1 < contexts:
+            b = [min(losses[j, k, t] for j in range(models)) for t in range(targets)]
+            T = sorted(range(targets), key=lambda t: (-b[t], t))[: max(1, round(share * targets))]
+            before = math.exp(sum(b[t] for t in T) / len(T))
+            after = math.exp(sum(min(b[t], losses[i, k + 1, t]) for t in T) / len(T))
+            if (before - after) / before < threshold:
+                break
+            k += 1
+        length = found[names[i]]
+        assert (length.tokens, length.bounded) == (k + 1, k + 1 == contexts)
+        assert length.low <= length.tokens <= length.high
 
 
 def test_another_model_in_the_group_may_change_the_others() -> None:

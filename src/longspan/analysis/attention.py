@@ -135,11 +135,13 @@ def _looks_of_vanilla(model: Vanilla, hidden: tuple[Tensor, ...]) -> Iterator[Lo
 @dataclass(frozen=True, eq=False)
 class AttentionByDistance:
     """Means over queries. `attention[n, h, d]`: how much head h of layer n gives to what lies d tokens back, over the
-    queries that see that far; `terms[x]` the same for each term of the score alone, softmaxed over what is seen."""
+    queries that see that far, `seen[d]` of them; `terms[x]` the same for each term of the score alone, softmaxed over
+    what is seen."""
 
     attention: NDArray[np.float64]
     terms: dict[str, NDArray[np.float64]]
     queries: int
+    seen: NDArray[np.float64]
 
     @property
     def distances(self) -> int:
@@ -147,12 +149,17 @@ class AttentionByDistance:
 
     def spans(self, share: float) -> NDArray[np.int64]:
         """For each layer and head, the tokens back (itself the first) within which that share of attention lies."""
-        total = self.attention.sum(axis=2, keepdims=True)
-        return (self.attention.cumsum(axis=2) < share * total).sum(axis=2) + 1
+        given = self._given
+        return (given.cumsum(axis=2) < share * given.sum(axis=2, keepdims=True)).sum(axis=2) + 1
 
     def mean_distances(self) -> NDArray[np.float64]:
         """For each layer and head, the mean distance of what it attends to."""
-        return self.attention @ np.arange(self.distances) / self.attention.sum(axis=2)
+        return self._given @ np.arange(self.distances) / self._given.sum(axis=2)
+
+    @property
+    def _given(self) -> NDArray[np.float64]:
+        """All that was given to each distance: few queries see far, and a mean over those few is not what all give."""
+        return self.attention * self.seen
 
 
 def attention_by_distance(
@@ -187,7 +194,7 @@ def attention_by_distance(
         if watch is not None:
             watch(min(begin + config.segment, len(ids)), len(ids))
     means = {kind: (found / counts.clamp(min=1)).cpu().numpy() for kind, found in sums.items()}
-    return AttentionByDistance(means.pop("attention"), means, queries)
+    return AttentionByDistance(means.pop("attention"), means, queries, counts.cpu().numpy())
 
 
 def has_terms(model: LanguageModel) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longspan.analysis.attention import AttentionByDistance
-from longspan.analysis.drawing import picture
+from longspan.analysis.drawing import literal, picture
 from longspan.analysis.passages import Passage, label, lay_out
 
 if TYPE_CHECKING:
@@ -87,10 +87,13 @@ def draw_wide_head(passage: Passage, layer: int, head: int, name: str, folder: P
         axes = figure.add_axes(
             (_MARGIN / _WIDTH, (text_height + 0.85) / height, 1 - 2 * _MARGIN / _WIDTH, map_height / height)
         )
-        axes.imshow(marks, cmap="Greys", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-        axes.set_yticks(range(len(weights)), [_plain(label(target)) for target in passage.targets])
+        beyond = np.arange(marks.shape[1]) >= passage.seen[:, None]
+        axes.imshow(np.where(beyond, 0.15, marks), cmap="Greys", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+        axes.set_yticks(range(len(weights)), [literal(label(target)) for target in passage.targets])
         axes.tick_params(axis="y", labelsize=7, labelfontfamily="monospace")
-        axes.set_xlabel(f"{DISTANCE}; black: the {share:.0%} of the memory with the largest attention")
+        axes.set_xlabel(
+            f"{DISTANCE}; black: the {share:.0%} of what the target sees with the largest attention; grey: out of sight"
+        )
         axes.set_ylabel("target (next token)")
         axes.set_title(f"layer {layer + 1}, head {head + 1}")
         _write_text(text, lines, label(passage.targets[-1]))
@@ -168,15 +171,10 @@ def _write_text(axes: "Axes", lines: list[list[tuple[str, bool]]], target: str) 
             cells[row, column : column + len(stretch)] = marked
             # A few letters at a time: each placed at its own column, so that roundings of their widths do not add up.
             for k in range(0, len(stretch), 8):
-                shown, colour = _plain(stretch[k : k + 8]), "white" if marked else "black"
+                shown, colour = literal(stretch[k : k + 8]), "white" if marked else "black"
                 axes.text(column + k, row + 0.5, shown, color=colour, **font)
             column += len(stretch)
     axes.imshow(cells, cmap="Greys", vmin=0, vmax=1, aspect="auto", extent=(0, _COLUMNS, len(cells), 0))
     axes.set_title("the memory of the last target; white on black where marked, the target in a frame", fontsize=8)
     box = {"facecolor": "white", "edgecolor": "black", "boxstyle": "square,pad=0.3"}
-    axes.text(0.5, len(lines) + 1, _plain(target), bbox=box, **font)
-
-
-def _plain(text: str) -> str:
-    """A dollar sign begins a formula in matplotlib; here it is a dollar sign."""
-    return text.replace("$", r"\$")
+    axes.text(0.5, len(lines) + 1, literal(target), bbox=box, **font)

@@ -1,11 +1,13 @@
 """A page of HTML that needs nothing but itself: style and pictures are inside, nothing is fetched, nothing runs."""
 
 import base64
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+_LEAST_SCALE = 1.18  # pixels for a point: the smallest letters, of 8 points, are then over 9 pixels high
 _STYLE = """
 :root { color-scheme: light; }
 * { box-sizing: border-box; }
@@ -20,12 +22,21 @@ table { border-collapse: collapse; min-width: 100%; font-variant-numeric: tabula
 th, td { text-align: right; padding: 0.35rem 0.75rem; border-bottom: 1px solid #ddd; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
 thead th { border-bottom: 2px solid #1a1a1a; }
+th:first-child, td:first-child { position: sticky; left: 0; background: #fff; }
 tr.ours td { font-weight: 600; }
 figure { margin: 1.5rem 0; }
-figure img { display: block; width: 100%; min-width: 34rem; height: auto; }
+figure img { display: block; width: 100%; height: auto; }
 figcaption, .note { color: #444; font-size: 0.9rem; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f4f4f2; padding: 0.9rem; border-radius: 4px;
       font-size: 0.85rem; line-height: 1.45; }
+@media (max-width: 36rem) {
+  th, td { padding: 0.35rem 0.5rem; font-size: 0.85rem; }
+  thead th { white-space: normal; overflow-wrap: normal; vertical-align: bottom; }
+  td:first-child { white-space: normal; min-width: 4rem; max-width: 8rem; }
+  .wide:has(table) { background: linear-gradient(to left, #fff 1rem, transparent 3rem) local,
+                                 linear-gradient(to left, #bbb, transparent 1rem); }
+  figcaption::after { content: " Slide the picture sideways to see all of it."; }
+}
 """
 
 
@@ -65,9 +76,17 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], ours: Sequence[int
 
 
 def figure(svg: Path, caption: str) -> str:
-    """A picture inside the page; as an image of its own, so that the names in it cannot meet another's."""
-    data = base64.b64encode(svg.read_bytes()).decode("ascii")
-    image = f'<img alt="{escape(caption)}" src="data:image/svg+xml;base64,{data}">'
+    """A picture inside the page; as an image of its own, so that the names in it cannot meet another's.
+
+    On a narrow screen it is slid rather than shrunk until its letters cannot be read.
+    """
+    content = svg.read_bytes()
+    data, points = (
+        base64.b64encode(content).decode("ascii"),
+        float(re.findall(rb'<svg[^>]* width="([\d.]+)pt"', content)[0]),
+    )
+    least = f"min-width: {points * _LEAST_SCALE / 16:.1f}rem"
+    image = f'<img alt="{escape(caption)}" style="{least}" src="data:image/svg+xml;base64,{data}">'
     return f'<figure><div class="wide" tabindex="0">{image}</div><figcaption>{escape(caption)}</figcaption></figure>'
 
 

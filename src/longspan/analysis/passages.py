@@ -2,19 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from longspan.analysis.attention import attention_at
+from longspan.analysis.drawing import readable
 from longspan.contract import LanguageModel
 from longspan.errors import DataError
 from longspan.evaluation.likelihood import Ids
 from longspan.tokens import Tokenizer
-
-# Signs for what cannot be seen; both are in matplotlib's own typeface.
-_SIGNS = {"\n": "↵", "\t": "→"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,13 +54,6 @@ def take_passage(model: LanguageModel, ids: Ids, tokenizer: Tokenizer, rows: int
     return Passage(weights[..., :farthest].astype(np.float32), seen, names)
 
 
-def readable(text: str) -> str:
-    """One line that shows what is there: signs for line ends and tabs, a dot for what has no sign."""
-    known = _glyphs()
-    shown = (_SIGNS.get(letter, letter) for letter in text)
-    return "".join(letter if letter == " " or ord(letter) in known else "·" for letter in shown)
-
-
 def label(text: str) -> str:
     """A token that stands alone: one of spaces only would be invisible."""
     shown = readable(text) or "·"
@@ -85,11 +75,3 @@ def lay_out(tokens: Sequence[str], marks: NDArray[np.bool_], columns: int) -> li
                 line.append((letter, mark))
         lines.append(line)
     return lines
-
-
-@cache
-def _glyphs() -> frozenset[int]:
-    """The characters matplotlib's monospaced typeface has."""
-    from matplotlib.font_manager import findfont, get_font
-
-    return frozenset(get_font(findfont("DejaVu Sans Mono")).get_charmap())

@@ -14,6 +14,8 @@ class Published:
 
 UNITS = {"enwik8": "bits per character", "text8": "bits per character", "wikitext-103": "perplexity per word"}
 UNITS |= {"lm1b": "perplexity per word", "ptb": "perplexity per word"}
+# A score can stand beside another only where both count the same things.
+COUNTED = {"enwik8": ("byte",), "text8": ("byte", "character")}
 
 SCORES: dict[str, tuple[Published, ...]] = {
     "enwik8": (
@@ -44,3 +46,8 @@ def published_for(corpus: str) -> tuple[str, tuple[Published, ...]]:
     """The unit and the scores of a corpus in any of its readings; none where nothing is known."""
     name = corpus.removesuffix("-authors")
     return UNITS.get(name, ""), SCORES.get(name, ())
+
+
+def comparable(corpus: str, unit: str) -> bool:
+    """Whether published scores of a corpus are of tokens of this kind: byte, character or word."""
+    return unit in COUNTED.get(corpus.removesuffix("-authors"), ("word",))

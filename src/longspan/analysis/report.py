@@ -12,17 +12,17 @@ import torch
 from longspan.analysis.attention import attention_by_distance, can_be_drawn
 from longspan.analysis.attention_figures import draw_attention, draw_spans, draw_terms, draw_wide_head, widest_heads
 from longspan.analysis.context_figures import draw_gains, draw_perplexity
-from longspan.analysis.drawing import line, picture
+from longspan.analysis.drawing import legend, legend_height, line, name_of, picture
 from longspan.analysis.page import Section, figure, note, page, table, text
 from longspan.analysis.passages import take_passage
-from longspan.analysis.published import published_for
+from longspan.analysis.published import comparable, published_for
 from longspan.analysis.runs import Run
 from longspan.checkpoints.model_folder import Loaded, load_model
 from longspan.data.encoded import Encoded, open_corpus
 from longspan.errors import LongspanError
 from longspan.evaluation.contexts import Passage, Subject, Watch, choose_targets, measure
 from longspan.evaluation.likelihood import Stretch, Tally, sliding_losses, stream_losses
-from longspan.evaluation.recl import chance_gains, ecl, recl
+from longspan.evaluation.recl import Length, chance_gains, ecl, recl
 from longspan.text_model import TextModel
 
 SHARES = {"0.1": 0.1, "0.5": 0.5, "1.0": 1.0}
@@ -36,6 +36,7 @@ class Effort:
 
     scored: int = 8192
     slid: int = 512
+    slid_over: int = 1 << 18  # tokens read by the windows of all slid tokens together
     targets: int = 60
     longest: int = 1000
     looked: int = 8192
@@ -129,61 +130,85 @@ def _curves(runs: Sequence[Run], scratch: Path) -> Iterator[str]:
     if not any(len(run.training["step"]) for run in runs):
         yield note("No run has written metrics yet.")
         return
-    with picture(scratch, "curves", 6.4, 3.8) as canvas:
+    read = [(i, run) for i, run in enumerate(runs) if len(run.training["step"])]
+    labels = [f"{name_of(run.name)}, {what}" for _, run in read for what in ("training", "held out")]
+    with picture(scratch, "curves", 6.4, 3.4 + legend_height(labels, 6.4)) as canvas:
         axes = canvas.subplots()
-        for i, run in enumerate(runs):
-            steps, bits = run.training["step"], run.training["bits"]
-            if not len(steps):
-                continue
-            style = line(i)
+        for i, run in read:
+            steps, bits, style = run.training["step"], run.training["bits"], line(i)
             window = max(1, len(bits) // 50)
             smooth = np.convolve(bits, np.ones(window) / window, mode="valid")
             tokens = run.training["tokens"][window - 1 :]
-            axes.plot(tokens, smooth, label=f"{run.name}, training", **(style | {"marker": ""}))
+            axes.plot(tokens, smooth, label=f"{name_of(run.name)}, training", **(style | {"marker": ""}))
             if len(run.held_out["step"]):
                 at = np.interp(run.held_out["step"], steps, run.training["tokens"])
-                axes.plot(at, run.held_out["bits"], label=f"{run.name}, held out", **(style | {"linestyle": ""}))
+                held_out = {"linestyle": "", "label": f"{name_of(run.name)}, held out"}
+                axes.plot(at, run.held_out["bits"], **(style | held_out))
         axes.set_xlabel("tokens read in training")
         axes.set_ylabel("loss (bits per token)")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         axes.locator_params(axis="x", nbins=5)
-        axes.legend(fontsize=8)
-    yield figure(
-        scratch / "curves.svg", "Loss over tokens read: a line for training (smoothed), marks for held-out text."
-    )
+        legend(canvas, axes)
+    marks = ", marks for held-out text" if any(len(run.held_out["step"]) for _, run in read) else ""
+    yield figure(scratch / "curves.svg", f"Loss over tokens read: a line for training (smoothed){marks}.")
 
 
 def _scores(opened: Sequence[Subjects], effort: Effort) -> Iterator[str]:
-    """How well and how fast each model reads held-out text, as a stream and by a fresh window for every token."""
-    head = ["run", "bits per token", "perplexity", "tokens/s", "read as"]
+    """How well and how fast each model reads held-out text, as a stream and by a fresh window for every token.
+
+    Windows are slow, so they score few tokens; a stream is scored on those too, or the two could not be compared.
+    """
+    if not opened:
+        yield note("No run could be measured.")
+        return
+    begin = max(_window(one) for one in opened)
+    slid = max(1, min(effort.slid, effort.slid_over // begin))
+    scored = max(effort.scored, begin + slid)
     rows: list[list[str]] = []
     bits: dict[str, float] = {}
     for one in opened:
-        for way, losses in _ways(one, effort):
-            tally, began = Tally(), time.perf_counter()
-            for stretch in losses:
-                tally.add(stretch)
-            speed = tally.count / max(time.perf_counter() - began, 1e-9)
+        ids = one.held_out.ids
+        count = min(slid, len(ids) - 1 - begin)
+        if one.loaded.model.has_memory:
+            segment = int(one.run.evaluation.get("segment", one.loaded.model.config.segment))
+            text = ids[: scored + 1]
+            losses = np.zeros(len(text) - 1, np.float32)
+            tally, speed = _timed(stream_losses(one.loaded.model, text, segment=segment), Tally(losses))
+            bits[one.run.name] = tally.bits
+            whole = [f"{tally.bits:.3f}", f"{tally.perplexity:,.2f}"]
+            same = f"{losses[begin : begin + count].mean(dtype=np.float64) / np.log(2):.3f}" if count > 0 else ""
+            rows.append([one.run.name, "a stream, with memory", *whole, same, f"{speed:,.0f}"])
+        if count > 0:
+            window = _window(one)
+            stretches = sliding_losses(one.loaded.model, ids[begin - window : begin + count + 1], segment=window)
+            next(stretches)  # the first window, all of whose tokens are scored at once
+            tally, speed = _timed(stretches, Tally())
             bits.setdefault(one.run.name, tally.bits)
-            rows.append([one.run.name, f"{tally.bits:.3f}", f"{tally.perplexity:,.2f}", f"{speed:,.0f}", way])
-    yield table(head, rows)
+            same = f"{tally.bits:.3f}"
+            rows.append([one.run.name, f"a window of {window} before each", "", "", same, f"{speed:,.0f}"])
+    units = {one.loaded.tokenizer.unit for one in opened}
+    unit = units.pop() if len(units) == 1 else "token"
+    yield table(["run", "read as", f"bits per {unit}", "perplexity", f"bits, same {unit}s", f"{unit}s/s"], rows)
     yield note(
-        f"The first {effort.scored:,} tokens of the test split; {effort.slid:,} and the first window where each token "
-        "has a window of its own: that reads a whole window per token, which is what a memory saves."
+        f"Bits and perplexity over the first {scored:,} tokens of the test split. Bits beside them are over the "
+        f"{slid:,} after the first {begin:,}, which are scored in every way, so that rows can be compared. A window is "
+        "read anew for each token; what a memory saves is the difference in speed."
     )
     yield from _against_published(opened, bits)
 
 
-def _ways(one: Subjects, effort: Effort) -> Iterator[tuple[str, Iterator[Stretch]]]:
-    """The losses of a stream where there is a memory, and those of a window as long as that memory."""
-    model, ids = one.loaded.model, one.held_out.ids
-    window = model.config.segment
-    if model.has_memory:
-        segment = int(one.run.evaluation.get("segment", model.config.segment))
-        yield "a stream, with memory", stream_losses(model, ids[: effort.scored + 1], segment=segment)
-        window = getattr(model.config, "memory", window)
-    slid = ids[: window + effort.slid + 1]
-    yield f"a window of {window} before each", sliding_losses(model, slid, segment=window)
+def _window(one: Subjects) -> int:
+    """How many tokens a fresh window holds: as many as the model sees of the past in a stream, at least nearly."""
+    config = one.loaded.model.config
+    return int(getattr(config, "memory", 0) if one.loaded.model.has_memory else config.segment) or int(config.segment)
+
+
+def _timed(stretches: Iterator[Stretch], tally: Tally) -> tuple[Tally, float]:
+    """All losses, and how many of them came in a second."""
+    began = time.perf_counter()
+    for stretch in stretches:
+        tally.add(stretch)
+    return tally, tally.count / max(time.perf_counter() - began, 1e-9)
 
 
 def _against_published(opened: Sequence[Subjects], bits: dict[str, float]) -> Iterator[str]:
@@ -194,7 +219,11 @@ def _against_published(opened: Sequence[Subjects], bits: dict[str, float]) -> It
             continue
         rows = [(score.score, score.model, f"{score.parameters:g}M", "published") for score in known]
         for one in opened:
-            if one.run.corpus == corpus:
+            if one.run.corpus != corpus or one.run.name not in bits:
+                continue
+            if not comparable(corpus, one.loaded.tokenizer.unit):
+                yield note(f"{one.run.name} reads {one.loaded.tokenizer.unit}s; published scores are {unit}.")
+            else:
                 score = bits[one.run.name] if unit.startswith("bits") else 2 ** bits[one.run.name]
                 size = one.loaded.model.parameter_count / 1e6
                 rows.append((score, one.run.name, f"{size:.3g}M", "here"))
@@ -207,45 +236,48 @@ def _against_published(opened: Sequence[Subjects], bits: dict[str, float]) -> It
 
 
 def _contexts(opened: Sequence[Subjects], scratch: Path, effort: Effort) -> Iterator[str]:
-    """RECL and ECL of the models that share a text and have a memory; a window's end is its own answer."""
-    windows = [one for one in opened if not one.loaded.model.has_memory]
+    """RECL and ECL of the models that share a text: those with a memory, then all of them up to the shortest window."""
     groups: dict[str, list[Subjects]] = {}
     for one in opened:
-        if one.loaded.model.has_memory:
-            groups.setdefault(one.held_out.fingerprint, []).append(one)
+        groups.setdefault(one.held_out.fingerprint, []).append(one)
     for n, group in enumerate(groups.values()):
-        ids = group[0].held_out.ids
-        step = min(effort.longest, len(ids) // 2) // 10
-        if not step:
-            yield note(f"The held-out text of {group[0].run.corpus} is too short to measure context.")
-            continue
-        contexts = range(step, step * 10 + 1, step)
-        targets = choose_targets(len(ids), contexts[-1], min(effort.targets, len(ids) - contexts[-1]))
-        subjects = [Subject(one.run.name, one.loaded.model, one.loaded.hash) for one in group]
-        found = measure(subjects, Passage(ids, targets, group[0].held_out.fingerprint), contexts)
-        by_share = {name: recl(found, share, THRESHOLD) for name, share in SHARES.items()}
-        columns = {f"RECL, r = {name}": lengths for name, lengths in by_share.items()} | {"ECL": ecl(found, THRESHOLD)}
-        rows = [
-            [
-                name,
-                *(
-                    f"{c[name].tokens}{'+' if c[name].bounded else ''} ({c[name].low} to {c[name].high})"
-                    for c in columns.values()
-                ),
-            ]
-            for name in found.names
-        ]
-        yield table(["run", *columns], rows)
-        folder = scratch / f"group-{n}"
-        folder.mkdir(exist_ok=True)
-        draw_perplexity(found, folder)
-        draw_gains(found, SHARES, THRESHOLD, folder)
-        yield note("Tokens of context, with 95% intervals; + where the contexts ended before the gain did.")
-        yield from (note(sentence) for sentence in chance_gains(found, by_share.values()))
-        yield figure(folder / "figure4.svg", "Perplexity over the length of context.")
-        yield figure(folder / "figure3.svg", "What the next step of context gains, on the hardest targets and on all.")
-    for one in windows:
-        yield note(f"{one.run.name} has no memory: it sees its window of {one.loaded.model.config.segment} tokens.")
+        lasting = [one for one in group if one.loaded.model.has_memory]
+        windows = [one.loaded.model.config.segment for one in group if not one.loaded.model.has_memory]
+        if lasting:
+            yield from _context(lasting, effort.longest, scratch / f"group-{n}", effort)
+        if windows:
+            yield from _context(group, min(effort.longest, *windows), scratch / f"group-{n}-windows", effort)
+            yield note(f"Without a memory nothing lies beyond the window; the shortest here is {min(windows)} tokens.")
+
+
+def _context(group: Sequence[Subjects], longest: int, folder: Path, effort: Effort) -> Iterator[str]:
+    """One group's lengths and figures 3 and 4, over ten even steps of context."""
+    ids = group[0].held_out.ids
+    step = min(longest, len(ids) // 2) // 10
+    if not step:
+        yield note(f"The held-out text of {group[0].run.corpus}, or a window, is too short to measure context.")
+        return
+    contexts = range(step, step * 10 + 1, step)
+    targets = choose_targets(len(ids), contexts[-1], min(effort.targets, len(ids) - contexts[-1]))
+    subjects = [Subject(one.run.name, one.loaded.model, one.loaded.hash) for one in group]
+    found = measure(subjects, Passage(ids, targets, group[0].held_out.fingerprint), contexts)
+    by_share = {name: recl(found, share, THRESHOLD) for name, share in SHARES.items()}
+    columns = {f"RECL, r = {name}": lengths for name, lengths in by_share.items()} | {"ECL": ecl(found, THRESHOLD)}
+    yield table(["run", *columns], [[name, *(_shown(c[name]) for c in columns.values())] for name in found.names])
+    yield note(
+        f"Tokens of context, up to {contexts[-1]:,} in steps of {step:,}, over {len(targets)} targets, with 95% "
+        "intervals; + where the contexts ended before the gain did."
+    )
+    yield from (note(f"{sentence}.") for sentence in chance_gains(found, by_share.values()))
+    folder.mkdir(exist_ok=True)
+    draw_perplexity(found, folder)
+    draw_gains(found, SHARES, THRESHOLD, folder)
+    yield figure(folder / "figure4.svg", f"Perplexity over the length of context, up to {contexts[-1]:,} tokens.")
+    yield figure(folder / "figure3.svg", "What the next step of context gains, on the hardest targets and on all.")
+
+
+def _shown(length: Length) -> str:
+    return f"{length.tokens:,}{'+' if length.bounded else ''} ({length.low:,} to {length.high:,})"
 
 
 def _pictures(opened: Sequence[Subjects], scratch: Path, effort: Effort) -> Iterator[str]:

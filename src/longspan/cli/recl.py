@@ -1,5 +1,6 @@
 """`longspan recl`: how much context each model of a group makes use of."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -67,6 +68,9 @@ def recl(
         table = load_table(losses)
         if contexts is not None:
             table = table.at(parse_contexts(contexts))
+    if table.below_zero:
+        sentence = f"{table.below_zero} of the {table.losses.size} losses are below zero; a loss is -log P, not log P"
+        print(f"longspan: {sentence}", file=sys.stderr)
     found = {name: recl_of(table, share, threshold) for name, share in shares.items()}
     effective = ecl(table, threshold)
     if out is not None:

@@ -26,6 +26,8 @@ def report(
     if out.is_dir() or not out.parent.is_dir():
         raise ConfigError(f"--out {out}: it is a folder, or there is no folder {out.parent}")
     where = machine(device, dtype, threads)
+    if len({path.resolve() for path in runs}) < len(runs):
+        raise ConfigError("a run was named twice; a report holds each once")
     short = [path.resolve().name for path in runs]
     unique = len(set(short)) == len(short)
     found = [read_run(path, None if unique else str(path)) for path in runs]

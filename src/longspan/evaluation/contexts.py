@@ -19,7 +19,7 @@ from longspan.errors import ConfigError, DataError
 from longspan.evaluation.likelihood import Ids, check_positive, check_text
 from longspan.evaluation.loss_table import LossTable, check_contexts
 
-_FORMAT = 1
+_FORMAT = 2
 _TOKENS_AT_ONCE = 1 << 14
 
 Places = NDArray[np.int64]
@@ -57,9 +57,15 @@ def choose_targets(tokens: int, longest: int, count: int | None = None, *, seed:
     check_positive("--targets", wanted)
     if wanted > there:
         raise DataError(f"{wanted} targets were asked for; this text has {there} with {longest} tokens before them")
-    # Even spacing could fall in step with the text: lines of a table, fields of a record.
-    drawn = np.random.default_rng(seed).choice(there, wanted, replace=False)
-    return np.sort(drawn).astype(np.int64) + longest
+    # Drawn from the whole text, and those with too little before them passed over: a longer context or more targets
+    # keep the ones that were measured. Even spacing could fall in step with the text: lines of a table, records.
+    random, draws, taken = np.random.default_rng(seed), 1 << 12, np.empty(0, np.int64)
+    while len(taken) < wanted:
+        drawn = random.integers(0, tokens, draws)
+        taken = np.concatenate([taken, drawn[drawn >= longest]])
+        taken = taken[np.sort(np.unique(taken, return_index=True)[1])]
+        draws *= 2
+    return np.sort(taken[:wanted])
 
 
 def measure(
@@ -78,27 +84,25 @@ def measure(
         check_window(subject.model, contexts[-1], subject.name)
         check_text(subject.model, passage.ids)
     losses = np.full((len(subjects), len(contexts), len(passage.targets)), np.nan)
-    missing = []
+    files = {}
     for i, subject in enumerate(subjects):
         for k, context in enumerate(contexts):
-            place = _place(subject, passage, context, cache)
-            known = None if place is None else _read(place, len(passage.targets))
-            if known is None:
-                missing.append((i, k, place))
-            else:
-                losses[i, k] = known
-    total = sum(contexts[k] for _, k, _ in missing) * len(passage.targets)
-    done = 0
-    for i, k, place in missing:
-        begin = 0
-        for found in context_losses(subjects[i].model, passage.ids, passage.targets, contexts[k]):
-            losses[i, k, begin : begin + len(found)] = found
-            begin += len(found)
-            done += len(found) * contexts[k]
-            if watch is not None:
-                watch(done, total)
-        if place is not None:
-            write_whole(place, partial(np.save, arr=losses[i, k]))
+            files[i, k] = _file(subject, passage, context, cache)
+            known = _read(files[i, k])
+            losses[i, k] = [known.get(int(target), np.nan) for target in passage.targets]
+    lacking = np.isnan(losses)
+    total, done = int(lacking.sum(axis=(0, 2)) @ np.array(contexts)), 0
+    for i, k in np.argwhere(lacking.any(axis=2)):
+        (places,), begin = np.nonzero(lacking[i, k]), 0
+        try:
+            for found in context_losses(subjects[i].model, passage.ids, passage.targets[places], contexts[k]):
+                losses[i, k, places[begin : begin + len(found)]] = found
+                begin += len(found)
+                done += len(found) * contexts[k]
+                if watch is not None:
+                    watch(done, total)
+        finally:
+            _remember(files[i, k], passage.targets, losses[i, k])
     return LossTable(tuple(subject.name for subject in subjects), tuple(contexts), losses)
 
 
@@ -140,23 +144,36 @@ def remembering(model: LanguageModel, tokens: int) -> Iterator[None]:
         model.config = held
 
 
-def _place(subject: Subject, passage: Passage, context: int, cache: Path | None) -> Path | None:
+def _file(subject: Subject, passage: Passage, context: int, cache: Path | None) -> Path | None:
     """Where the losses of one model and one context are kept; a model or text without a name is not remembered."""
     if not subject.hash or not passage.fingerprint:
         return None
     dtype = str(next(subject.model.parameters()).dtype)
-    targets = [int(target) for target in passage.targets]
     # The hash knows the settings the model was saved with; a clamp given anew makes other losses.
     with remembering(subject.model, context):
         settings = plain(subject.model.config)
-    name = key(_FORMAT, subject.hash, settings, dtype, passage.fingerprint, targets, context)
+    name = key(_FORMAT, subject.hash, settings, dtype, passage.fingerprint, context)
     return cache_folder(cache) / "contexts" / f"{name}.npy"
 
 
-def _read(place: Path, count: int) -> NDArray[np.float64] | None:
-    """Remembered losses; None where there are none, or damaged ones."""
+def _read(path: Path | None) -> dict[int, float]:
+    """Remembered losses by place; none where there are none, or damaged ones."""
+    if path is None:
+        return {}
     try:
-        found = np.load(place, allow_pickle=False)
+        found = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError):
-        return None
-    return found if found.shape == (count,) and found.dtype == np.float64 and np.isfinite(found).all() else None
+        return {}
+    if found.ndim != 2 or len(found) != 2 or found.dtype != np.float64 or not np.isfinite(found).all():
+        return {}
+    return dict(zip(found[0].astype(int).tolist(), found[1].tolist(), strict=True))
+
+
+def _remember(path: Path | None, targets: Places, losses: NDArray[np.float64]) -> None:
+    """Adds what was found to what is there by now: another process may have measured other targets."""
+    if path is None:
+        return
+    new = {int(target): loss for target, loss in zip(targets, losses, strict=True) if np.isfinite(loss)}
+    known = _read(path) | new
+    table = np.array([list(known), list(known.values())], np.float64)
+    write_whole(path, partial(np.save, arr=table))

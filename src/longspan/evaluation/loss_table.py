@@ -42,6 +42,11 @@ class LossTable:
     def targets(self) -> int:
         return self.losses.shape[2]
 
+    @property
+    def below_zero(self) -> int:
+        """How many losses no probability can have; many of them, and it is log-probabilities that were stored."""
+        return int((self.losses < -1e-6).sum())
+
     def at(self, contexts: Sequence[int]) -> "LossTable":
         """The same table with some of its contexts."""
         if strange := sorted(set(contexts) - set(self.contexts)):
@@ -65,6 +70,9 @@ def load_table(path: Path) -> LossTable:
     except (OSError, ValueError, TypeError, EOFError, AttributeError, BadZipFile) as error:
         told = error.strerror if isinstance(error, OSError) and error.strerror else "it is no .npz of plain arrays"
         raise DataError(f"the loss table {path} cannot be read: {told}") from None
+    if names.dtype.kind not in "US":
+        raise DataError(f"the names in {path} are no text; store them as np.array([...], dtype=str)")
+    names = np.char.decode(names, "utf-8", "replace") if names.dtype.kind == "S" else names
     if names.ndim != 1 or contexts.ndim != 1 or losses.dtype.kind not in "fiu":
         raise DataError(f"{path} must hold lists of names and contexts, and losses that are numbers")
     return LossTable(tuple(map(str, names)), _whole(contexts, path), losses.astype(np.float64))

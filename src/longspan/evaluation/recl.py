@@ -74,7 +74,7 @@ def recl(table: LossTable, share: float, threshold: float = 0.01, *, seed: int =
     """RECL of every model of the group at the share r = `share` of the hardest targets."""
     check_threshold(threshold)
     stops = _walk(gains(table.losses, share), threshold)
-    losses = _canonical(table.losses)
+    losses = _canonical(table)
     blocks = [_walk(resampled_gains(losses, share, counts), threshold) for counts in _resamples(table.targets, seed)]
     return _lengths(table, stops, np.concatenate(blocks))
 
@@ -83,7 +83,7 @@ def ecl(table: LossTable, threshold: float = 0.01, *, seed: int = 0) -> dict[str
     """ECL of every model: the shortest context whose perplexity is within the threshold of the longest one's."""
     check_threshold(threshold)
     stops = _within(table.losses.mean(axis=2), threshold)
-    losses = _canonical(table.losses)
+    losses = _canonical(table)
     blocks = [
         _within(np.tensordot(counts, losses, axes=(1, 2)) / table.targets, threshold)
         for counts in _resamples(table.targets, seed)
@@ -150,9 +150,10 @@ def _within(nats: Floats, threshold: float) -> NDArray[np.intp]:
     return (nats <= nats[..., -1:] + np.log1p(threshold)).argmax(axis=-1)
 
 
-def _canonical(losses: Floats) -> Floats:
-    """Targets in an order that does not depend on how they or the models were listed, so that intervals do not."""
-    return losses[:, :, np.lexsort(np.sort(losses, axis=0).reshape(-1, losses.shape[2]))]
+def _canonical(table: LossTable) -> Floats:
+    """Losses with the targets in an order that hangs on neither theirs nor the models', so that intervals do not."""
+    by_name = table.losses[np.argsort(table.names)]
+    return table.losses[:, :, np.lexsort(by_name.reshape(-1, table.targets))]
 
 
 def _resamples(targets: int, seed: int) -> Iterator[Floats]:
@@ -164,9 +165,9 @@ def _resamples(targets: int, seed: int) -> Iterator[Floats]:
 
 def _lengths(table: LossTable, stops: NDArray[np.intp], resampled: NDArray[np.intp]) -> dict[str, Length]:
     """Places among the contexts as lengths; stops[i], resampled[s, i]."""
-    # Quantiles that are lengths which did occur, not points between two of them.
-    low = np.quantile(resampled, (1 - LEVEL) / 2, axis=0, method="lower")
-    high = np.quantile(resampled, (1 + LEVEL) / 2, axis=0, method="higher")
+    # Quantiles that are lengths which did occur, not points between two of them; the length itself is always held.
+    low = np.minimum(stops, np.quantile(resampled, (1 - LEVEL) / 2, axis=0, method="lower"))
+    high = np.maximum(stops, np.quantile(resampled, (1 + LEVEL) / 2, axis=0, method="higher"))
     contexts, last = table.contexts, len(table.contexts) - 1
     return {
         name: Length(contexts[stop], contexts[int(low[i])], contexts[int(high[i])], bool(stop == last))

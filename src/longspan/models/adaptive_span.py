@@ -1,4 +1,4 @@
-"""Adaptive attention span (Sukhbaatar et al. 2019): every head learns how far it looks. docs/adaptive-span.md
+"""Adaptive attention span (Sukhbaatar et al. 2019): every head learns how far it looks. docs/adaptive_span.md
 
     m_z(x) = clamp((R + z - x) / R, 0, 1)                                   z learned per head, at most S
     a_ij = m_z(i - j) exp(s_ij) / sum_q m_z(i - q) exp(s_iq)                s as in Transformer-XL

@@ -106,3 +106,25 @@ def test_a_stopped_process_says_how_to_go_on(number: signal.Signals, code: int, 
     step = max(int(path.name.partition("-")[2]) for path in Path("run").glob("checkpoint-*"))
     going_on = cli("train", "--out", "run", "--resume", "auto", "--set", f"training.steps={step + 2}")
     assert going_on.out == f"finished after step {step + 2}: run\n"
+
+
+def test_a_checkpoint_is_enough_to_go_on_from(cli: Cli, novel: Path) -> None:
+    assert cli("train", "--recipe", "tiny", "--data", novel, "--out", "run", *sets(*SMALL)).code == 0
+    Path("run/checkpoint-9").rename("mine")
+    again = cli("train", "--resume", "mine", "--out", "branch")
+    assert (again.code, again.out) == (0, "finished after step 12: branch\n")
+    cli("train", "--resume", "run/best", "--recipe", "run/recipe.toml", "--out", "c").refused("is a model alone")
+    cli("train", "--out", "mine", "--resume", "auto").refused("holds no run")
+    assert not Path("c").exists()
+
+
+def test_the_way_out_of_a_loss_that_is_not_finite_is_one(cli: Cli, novel: Path) -> None:
+    small = ["train", "--recipe", "tiny", "--data", novel, *sets(*SMALL)]
+    early = cli(*small, "--out", "a", "--set", "training.lr=1e300")
+    assert early.code == 2
+    assert early.err.endswith("begin in another --out with a lower training.lr\n")
+    late = cli(*small, "--out", "b b", *sets("training.lr=1e20", "training.clip=0", "training.save_every=1"))
+    assert "--resume 'b b' --out ANOTHER --set training.lr=..." in late.err
+    assert cli(*small, "--out", "c", "--set", "training.steps=6").code == 0
+    lower = cli("train", "--resume", "c", "--out", "d", *sets("training.steps=8", "training.lr=1e-4"))
+    assert (lower.code, lower.out) == (0, "finished after step 8: d\n")

@@ -154,3 +154,45 @@ def test_what_cannot_be_resumed_is_refused_by_name(tmp_path: Path, monkeypatch: 
     with pytest.raises(ConfigError, match="is not empty and holds no run"):
         train(recipe, tmp_path / "other", text, monkeypatch, resume="auto")
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+def test_a_checkpoint_keeps_its_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Away from its run, or where the run's recipe was edited, another model or other settings are refused too."""
+    recipe, text, out = make_recipe(), make_text(), tmp_path / "run"
+    train(recipe, out, text, monkeypatch)
+    shutil.copytree(out / "checkpoint-5", tmp_path / "mine")
+    away = str(tmp_path / "mine")
+    with pytest.raises(ConfigError, match=r"mine holds a run with model.clamp=0, and this one has 5"):
+        train(make_recipe(model_clamp=5), tmp_path / "branch", text, monkeypatch, resume=away)
+    with pytest.raises(ConfigError, match=r"training.batch=4"):
+        train(make_recipe(training_batch=2), tmp_path / "branch", text, monkeypatch, resume=away)
+    assert not (tmp_path / "branch").exists()
+    assert train(recipe, tmp_path / "branch", text, monkeypatch, resume=away).took_steps == 7
+    assert content(tmp_path / "branch" / "checkpoint-12") == content(out / "checkpoint-12")
+    edited = (out / "recipe.toml").read_text().replace("lr = 0.01\n", "lr = 0.5\n")
+    (out / "recipe.toml").write_text(edited)
+    longer = make_recipe(training_lr=0.5, training_steps=14)
+    with pytest.raises(ConfigError, match=r"checkpoint-12 holds a run with training.lr=0.01, and this one has 0.5"):
+        train(longer, out, text, monkeypatch, resume="auto")
+
+
+def test_a_branch_may_take_smaller_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, out = make_text(), tmp_path / "run"
+    train(make_recipe(), out, text, monkeypatch)
+    lower = make_recipe(training_lr=0.001)
+    assert train(lower, tmp_path / "branch", text, monkeypatch, resume=str(out / "checkpoint-5")).took_steps == 7
+    assert content(tmp_path / "branch" / "checkpoint-12") != content(out / "checkpoint-12")
+
+
+def test_a_run_of_broken_checkpoints_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, text, out = make_recipe(training_save_every=5), make_text(), tmp_path / "run"
+    train(recipe, out, text, monkeypatch)
+    for weights in out.glob("checkpoint-*/model.safetensors"):
+        weights.write_bytes(b"")
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    with (
+        pytest.warns(CheckpointWarning),
+        pytest.raises(CheckpointError, match=r"holds 3 checkpoints and none is whole, since .*checkpoint-12"),
+    ):
+        train(recipe, out, text, monkeypatch, resume="auto")
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before

@@ -128,12 +128,12 @@ def _losses_file(path: Path | None, count: int) -> "Iterator[NDArray[np.float32]
         aside.unlink(missing_ok=True)
 
 
-def _reserved(aside: Path, count: int, path: Path) -> "NDArray[np.float32]":
+def _reserved(aside: Path, count: int, path: Path) -> "np.memmap[Any, np.dtype[np.float32]]":
     """An array on disk with all its room taken: a mapped file that meets a full disk later ends the process."""
     import numpy as np
 
     try:
-        array: NDArray[np.float32] = np.lib.format.open_memmap(aside, mode="w+", dtype=np.float32, shape=(count,))
+        array = np.lib.format.open_memmap(aside, mode="w+", dtype=np.float32, shape=(count,))
         with aside.open("rb+") as file:
             os.posix_fallocate(file.fileno(), 0, aside.stat().st_size)
     except OSError as error:

@@ -40,7 +40,7 @@ def train(
 
     where = machine(device, dtype, threads)
     overrides = [*set_, *([f"training.precision={dtype}"] if dtype != "auto" else [])]
-    chosen = run.resolve(recipe, overrides, data=data, out=out, seed=seed)
+    chosen = run.resolve(recipe, overrides, data=data, out=out, resume=resume, seed=seed)
     if print_config:
         sys.stdout.write(chosen.to_toml())
         return

@@ -260,7 +260,7 @@ class Trainer:
             # A finite gradient can still be taken too far; such weights are not scored, saved or called the best.
             raise NotFiniteError(
                 f"the weights after step {self.step} are not finite, at a learning rate of {self.config.lr}; "
-                "the last checkpoint is whole: lower training.lr, then --resume auto"
+                "no checkpoint was touched"
             )
         for observer in self.observers:
             observer.settle()

@@ -19,7 +19,7 @@ from longspan.shapes import Tensor
 from longspan.training.loop import Trainer
 
 FORMAT = 1
-TENSORS, FACTS = "training.safetensors", "training.json"
+TENSORS, FACTS, RECIPE = "training.safetensors", "training.json", "recipe.toml"
 PARTS = (WEIGHTS, TENSORS, FACTS)
 
 
@@ -27,6 +27,7 @@ def save(trainer: Trainer, path: Path) -> None:
     """A checkpoint, whole or not at all: the model as one would use it, and everything to go on from."""
     facts = (json.dumps(facts_of(trainer), indent=1) + "\n").encode()
     extra: dict[str, store.Content] = {FACTS: facts, TENSORS: partial(save_file, tensors_of(trainer))}
+    extra[RECIPE] = trainer.recipe.to_toml().encode()
     with trainer.as_model() as model:
         save_model(path, model, trainer.tokenizer, notes=notes(trainer), extra=extra, replace=True)
 

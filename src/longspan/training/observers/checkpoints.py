@@ -42,7 +42,9 @@ class Checkpoints(Observer):
         return {"best": self.best} if math.isfinite(self.best) else {}
 
     def restore(self, facts: dict[str, Any]) -> None:
-        self.best = float(facts.get("best", math.inf))
+        # A branch, or a run whose best was moved away, has none to compare with.
+        there = store.locate(self.folder / "best") is not None
+        self.best = float(facts.get("best", math.inf)) if there else math.inf
 
 
 def set_aside_if_broken(path: Path) -> None:

@@ -196,3 +196,23 @@ def test_a_run_of_broken_checkpoints_is_left_as_it_is(tmp_path: Path, monkeypatc
     ):
         train(recipe, out, text, monkeypatch, resume="auto")
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, text, out = make_recipe(training_steps=3), make_text(), tmp_path / "run"
+
+    class Second(Observer):
+        """Tries what a second process would; a lock on another description of the folder is another's lock."""
+
+        tried = 0
+
+        def after_step(self, trainer: Trainer) -> None:
+            with pytest.raises(ConfigError, match="another process trains in"):
+                train(recipe, out, text, monkeypatch, resume="auto")
+            self.tried += 1
+
+    second = Second()
+    train(recipe, out, text, monkeypatch, second)
+    assert second.tried == 3
+    assert len(losses(out)) == 3
+    assert train(recipe, out, text, monkeypatch, resume="auto").took_steps == 0

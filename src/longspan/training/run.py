@@ -1,10 +1,13 @@
 """A run is a folder: the recipe as resolved, what it ran on, metrics, checkpoints. It can be left and taken up."""
 
 import dataclasses
+import fcntl
 import json
+import os
 import shlex
 import signal
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,23 +126,29 @@ def train(
     device = torch.device(device)
     out = Path(out)
     check_folder(out, resume)
-    start = find_start(out, resume)
-    text = open_text(recipe, "train")
-    watching = default_observers(recipe, out, text) if observers is None else list(observers)
-    recipe, trainer = make_trainer(recipe, text, device, watching)
-    if (out / RECIPE).is_file():
-        check_same(recipe, load_recipe(out / RECIPE), out)
-    if start is not None:
-        check_start(recipe, start, out)
-        snapshot.load(trainer, start)
-    before = trainer.step
-    if not trainer.finished:
-        write_about(out, recipe, text, device)
-        try:
-            trainer.run()
-        except NotFiniteError as error:
-            raise NotFiniteError(f"{error}: {_way_on(out)}") from None
-    return Outcome(out, trainer.step, trainer.finished, trainer.interrupted, trainer.step - before)
+    with ExitStack() as held:
+        if out.is_dir():
+            held.enter_context(claimed(out))
+        start = find_start(out, resume)
+        text = open_text(recipe, "train")
+        watching = default_observers(recipe, out, text) if observers is None else list(observers)
+        recipe, trainer = make_trainer(recipe, text, device, watching)
+        if (out / RECIPE).is_file():
+            check_same(recipe, load_recipe(out / RECIPE), out)
+        if start is not None:
+            check_start(recipe, start, out)
+            snapshot.load(trainer, start)
+        before = trainer.step
+        if not trainer.finished:
+            was_there = out.is_dir()
+            write_about(out, recipe, text, device)
+            if not was_there:
+                held.enter_context(claimed(out))
+            try:
+                trainer.run()
+            except NotFiniteError as error:
+                raise NotFiniteError(f"{error}: {_way_on(out)}") from None
+        return Outcome(out, trainer.step, trainer.finished, trainer.interrupted, trainer.step - before)
 
 
 def _way_on(out: Path) -> str:
@@ -147,6 +156,22 @@ def _way_on(out: Path) -> str:
         going_on = f"--resume {shlex.quote(str(out))} --out ANOTHER --set training.lr=..."
         return f"look at that text, or go on from the last checkpoint at a lower rate with {going_on}"
     return "look at that text, or begin in another --out with a lower training.lr"
+
+
+@contextmanager
+def claimed(out: Path) -> Iterator[None]:
+    """Held while a process trains in a folder: two would write over each other. It ends with the process."""
+    descriptor = os.open(out, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"another process trains in {out}; wait for its end, or choose another --out") from None
+        except OSError:  # some network file systems have no locks
+            pass
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def default_observers(recipe: Recipe, out: Path, text: Encoded) -> list[Observer]:

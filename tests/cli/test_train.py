@@ -128,3 +128,32 @@ def test_the_way_out_of_a_loss_that_is_not_finite_is_one(cli: Cli, novel: Path) 
     assert cli(*small, "--out", "c", "--set", "training.steps=6").code == 0
     lower = cli("train", "--resume", "c", "--out", "d", *sets("training.steps=8", "training.lr=1e-4"))
     assert (lower.code, lower.out) == (0, "finished after step 8: d\n")
+
+
+def test_what_is_broken_in_a_run_is_passed_over_in_a_line_and_kept(cli: Cli, novel: Path) -> None:
+    small = ["--out", "run", *sets("training.validate_every=3", "training.save_every=6")]
+    assert cli("train", "--recipe", "tiny", "--data", novel, *sets(*SMALL, "training.steps=6"), *small).code == 0
+    Path("run/best/manifest.json").unlink()
+    told = cli("eval", "run", "--data", novel, "--split", "test")
+    assert told.code == 0
+    assert told.err.startswith("longspan: warning: best is passed over: ")
+    assert told.err.count("\n") == 1
+    longer = cli("train", "--resume", "auto", *small, *sets("training.steps=12"))
+    assert longer.code == 0, longer.err
+    assert Path("run/broken-best").is_dir()
+    assert cli("eval", "run", "--data", novel, "--split", "test").err == ""
+
+
+def test_early_stopping_is_told_and_more_patience_goes_on(cli: Cli, novel: Path) -> None:
+    # A constant text is learned by heart at once; after that a high rate makes it no better.
+    watched = sets(*SMALL, "training.validate_every=1", "training.lr=0.2", "training.warmup=0", "training.steps=60")
+    run = ["train", "--recipe", "tiny", "--data", novel, "--out", "run", *watched]
+    told = cli(*run, "--set", "training.patience=1")
+    assert told.code == 0
+    assert "since held-out text was predicted no better: run\n" in told.out
+    step = int(told.out.split()[3].rstrip(","))
+    assert step < 60
+    again = cli("train", "--out", "run", "--resume", "auto")
+    assert (again.code, again.out) == (0, f"run was finished already, after step {step}\n")
+    longer = cli("train", "--out", "run", "--resume", "auto", "--set", "training.patience=60")
+    assert longer.out == "finished after step 60: run\n"

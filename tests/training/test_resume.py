@@ -90,6 +90,18 @@ def test_a_signal_saves_and_says_how_to_go_on(
     assert losses(out) == losses(tmp_path / "whole")
 
 
+def test_a_signal_in_the_last_step_leaves_nothing_to_go_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(Observer):
+        def row(self, trainer: Trainer, row: object) -> None:
+            if trainer.step == 12:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    outcome = train(make_recipe(), tmp_path / "run", make_text(), monkeypatch, Late())
+    assert (outcome.finished, outcome.interrupted) == (True, None)
+
+
 def test_resume_auto_begins_anew_and_leaves_a_finished_run_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

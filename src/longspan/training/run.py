@@ -58,6 +58,7 @@ class Outcome:
     finished: bool
     interrupted: signal.Signals | None
     took_steps: int
+    stopped_early: bool = False
 
     @property
     def sentence(self) -> str:
@@ -68,6 +69,8 @@ class Outcome:
             )
         if self.took_steps == 0:
             return f"{self.out} was finished already, after step {self.step}"
+        if self.stopped_early:
+            return f"stopped after step {self.step}, since held-out text was predicted no better: {self.out}"
         return f"finished after step {self.step}: {self.out}"
 
 
@@ -148,7 +151,9 @@ def train(
                 trainer.run()
             except NotFiniteError as error:
                 raise NotFiniteError(f"{error}: {_way_on(out)}") from None
-        return Outcome(out, trainer.step, trainer.finished, trainer.interrupted, trainer.step - before)
+        # A signal in the last step leaves nothing to go on with.
+        signalled = None if trainer.finished else trainer.interrupted
+        return Outcome(out, trainer.step, trainer.finished, signalled, trainer.step - before, trainer.stopped_early)
 
 
 def _way_on(out: Path) -> str:

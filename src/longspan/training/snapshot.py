@@ -89,8 +89,10 @@ def load(trainer: Trainer, verified: Verified) -> None:
         trainer.lanes.load_state_dict(facts["data"])
         trainer.step, trainer.tokens = int(facts["step"]), int(facts["tokens"])
         trainer.seconds_before, trainer.stopped_early = float(facts["seconds"]), bool(facts["stopped_early"])
-        trainer.stopped_early = trainer.stopped_early and trainer.config.patience > 0
         count, noted = int(facts["memories"]), dict(facts["observers"])
+        # More patience, or none asked for, takes up a run that had stopped early.
+        waited = int(dict(noted.get("EarlyStop", {})).get("waited", 0))
+        trainer.stopped_early = trainer.stopped_early and 0 < trainer.config.patience <= waited
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path / FACTS} lacks or garbles {error}; the file is damaged") from None
     if trainer.average is not None:

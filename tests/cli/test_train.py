@@ -66,6 +66,33 @@ def test_what_is_wrong_is_told_and_nothing_is_left(cli: Cli, novel: Path) -> Non
     assert not Path("run").exists()
 
 
+@pytest.mark.parametrize(
+    ("pairs", "words"),
+    [
+        (["training.batch=[[0,2],[7,50000]]"], ["too few for a batch of 50000"]),
+        (["model.same_length=true", "training.memory=[[0,8],[7,0]]"], ["model.memory=0 leaves it none"]),
+        (["evaluation.memory=0"], ["model.memory=0 leaves it none"]),
+        (["training.memory=2000000000"], ["GiB", "lower model.memory"]),
+    ],
+)
+def test_what_a_run_would_meet_later_is_refused_before_it_begins(
+    pairs: list[str], words: list[str], cli: Cli, novel: Path
+) -> None:
+    cli("train", "--recipe", "tiny", "--data", novel, "--out", "run", *sets(*SMALL, *pairs)).refused(*words)
+    assert not Path("run").exists()
+
+
+def test_a_family_takes_the_schedules_it_can_go_through_with(cli: Cli, novel: Path) -> None:
+    shape = sets(*(f"model.{key}" for key in SHAPE if "memory" not in key), *SMALL[len(SHAPE) :])
+    run = ["train", "--recipe", "demo-vanilla", "--data", novel, "--out", "run", *shape]
+    cli(*run, *sets("training.memory=64")).refused("training.memory is not for a vanilla")
+    cli(*run, *sets("evaluation.memory=64")).refused("evaluation.memory is not for a vanilla")
+    learned = ["model.position=learned"]
+    cli(*run, *sets(*learned, "training.segment=[[0,4],[9,20]]")).refused("learned 8 positions")
+    cli(*run, *sets(*learned, "evaluation.segment=20")).refused("learned 8 positions")
+    assert not Path("run").exists()
+
+
 def test_another_run_and_another_text_are_refused(cli: Cli, novel: Path) -> None:
     small = ["train", "--recipe", "tiny", "--data", novel, "--out", "run", *sets(*SMALL)]
     assert cli(*small).code == 0

@@ -8,6 +8,7 @@ import torch
 
 from longspan.data import Encoded
 from longspan.training.recipe import Recipe
+from longspan.training.rehearsal import rehearse
 from longspan.training.run import make_trainer
 
 MEASURED = 5
@@ -28,6 +29,7 @@ class Estimate:
 def dry_run(recipe: Recipe, text: Encoded, device: torch.device) -> Estimate:
     """Takes a few steps and writes nothing. The first one, which compiles and allocates, is not timed."""
     _, trainer = make_trainer(recipe, text, device)
+    rehearse(trainer)
     trainer.take_step()
     _wait(device)
     tokens, began = trainer.tokens, time.perf_counter()

@@ -46,6 +46,9 @@ class Validation:
 class Observer:
     """Watches a run. Called in the order of the list: `after_step` once a step, `row` when its figures have come."""
 
+    def rehearse(self, trainer: "Trainer") -> None:
+        """Before anything is written: what it will do later is tried here, so that it fails now if at all."""
+
     def begin(self, trainer: "Trainer") -> None:
         """Before the first step of this process."""
 

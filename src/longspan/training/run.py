@@ -31,6 +31,7 @@ from longspan.training.observers.progress import Progress
 from longspan.training.observers.tensorboard import TensorBoard
 from longspan.training.observers.validation import Validate
 from longspan.training.recipe import Recipe, load_recipe
+from longspan.training.rehearsal import rehearse
 from longspan.training.schedules import value_at
 
 RECIPE, ENVIRONMENT = snapshot.RECIPE, "run.json"
@@ -143,6 +144,7 @@ def train(
             snapshot.load(trainer, start)
         before = trainer.step
         if not trainer.finished:
+            rehearse(trainer)
             was_there = out.is_dir()
             write_about(out, recipe, text, device)
             if not was_there:

@@ -99,6 +99,7 @@ def resolve(
     if corpus not in CORPORA and Path(corpus).exists():
         # The run may be taken up from another folder.
         corpus = str(Path(corpus).resolve())
+    config.require_unicode(corpus, "--data")
     return dataclasses.replace(chosen, data=dataclasses.replace(chosen.data, corpus=corpus))
 
 

@@ -235,10 +235,23 @@ def test_a_dry_run_counts_and_writes_nothing() -> None:
     assert cost.parameters == sum(
         p.numel() for p in run.make_trainer(make_recipe(), make_text(), CPU)[1].model.parameters()
     )
-    assert cost.tokens_per_step == 32
+    assert cost.tokens_per_step == (32, 32)
     assert cost.steps_per_pass == 22
     assert cost.seconds > 0
     assert cost.memory_bytes > 2**20
+
+
+def test_a_dry_run_counts_what_schedules_come_to() -> None:
+    recipe = make_recipe(
+        training_steps=30, training_batch=[[0, 2], [10, 4]], training_segment=[[0, 4], [20, 16]], training_memory=12
+    )
+    cost = dry_run(recipe, make_text(), CPU)
+    assert cost.tokens_per_step == (8, 64)
+    assert cost.steps_per_pass == 88
+    # 10 steps of 2 x 4 tokens, 10 of 4 x 4, 10 of 4 x 16.
+    assert cost.seconds * cost.tokens_per_second == pytest.approx(10 * 8 + 10 * 16 + 10 * 64)
+    limited = dry_run(make_recipe(training_steps=None, training_tokens=6400), make_text(), CPU)
+    assert limited.seconds * limited.tokens_per_second == pytest.approx(6400)
 
 
 COMPILED = """

@@ -187,3 +187,16 @@ def test_early_stopping_is_told_and_more_patience_goes_on(cli: Cli, novel: Path)
     assert (again.code, again.out) == (0, f"run was finished already, after step {step}\n")
     longer = cli("train", "--out", "run", "--resume", "auto", "--set", "training.patience=60")
     assert longer.out == "finished after step 60: run\n"
+
+
+def test_rare_words_are_unknown(cli: Cli, novel: Path) -> None:
+    text = b"the rain fell and the wind fell and the night\n" * 40 + b"once only, these: zephyr\n" + b"the end\n" * 9
+    novel.write_bytes(text + b"the rain fell\n" * 20)
+    words = ["train", "--recipe", "tiny", "--data", novel, *sets(*SMALL, "training.validate_every=0")]
+    assert cli(*words, "--out", "all", *sets("data.tokens=words")).code == 0
+    assert cli(*words, "--out", "few", *sets("data.tokens=words", "data.minimum=2")).code == 0
+    common = {"<eos>", "<unk>", "the", "rain", "fell", "and", "wind", "night", "end"}
+    assert cli("info", "few", "--json").json["vocabulary"] == len(common)
+    assert cli("info", "all", "--json").json["vocabulary"] == len(common | {"once", "only,", "these:", "zephyr"})
+    cli(*words, "--out", "run", *sets("data.minimum=2")).refused("data.minimum=2 counts words")
+    cli(*words, "--out", "run", *sets("data.tokens=words", "data.minimum=0")).refused("must be at least 1")

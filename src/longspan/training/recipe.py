@@ -20,12 +20,20 @@ Steps = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """What is read and how: `tokens` names a reading, the corpus's own unless given; `documents` are forgotten at
-    their ends."""
+    """What is read and how: `tokens` names a reading, the corpus's own unless given, and words that come fewer than
+    `minimum` times in the training text are <unk>; `documents` are forgotten at their ends."""
 
     corpus: str = "stdlib"
     tokens: str | None = None
+    minimum: int | None = None
     documents: bool = True
+
+    def __post_init__(self) -> None:
+        require(self.minimum is None or self.minimum >= 1, f"data.minimum={self.minimum} must be at least 1")
+        require(
+            self.minimum is None or self.tokens == "words",
+            f"data.minimum={self.minimum} counts words; set data.tokens to words too",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

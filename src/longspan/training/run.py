@@ -18,6 +18,7 @@ from longspan import config
 from longspan.checkpoints import store
 from longspan.checkpoints.manifest import MANIFEST, Verified
 from longspan.data import CORPORA, Encoded, Lanes, open_corpus
+from longspan.data.readings import find_reading
 from longspan.errors import CheckpointError, ConfigError, DataError
 from longspan.models.families import create
 from longspan.training import snapshot
@@ -104,7 +105,10 @@ def resolve(
 
 
 def open_text(recipe: Recipe, split: str) -> Encoded:
-    return open_corpus(recipe.data.corpus, split, recipe.data.tokens)
+    data = recipe.data
+    if data.tokens is None or data.minimum is None:
+        return open_corpus(data.corpus, split, data.tokens)
+    return open_corpus(data.corpus, split, dataclasses.replace(find_reading(data.tokens), minimum=data.minimum))
 
 
 def make_trainer(

@@ -1,6 +1,7 @@
 """A run at one step as files: a model folder anyone can load, with what only a resume needs beside it."""
 
 import json
+import shlex
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -45,7 +46,7 @@ def notes(trainer: Trainer) -> list[str]:
     text = f"{trainer.tokens:,} tokens of {trainer.lanes.name} (fingerprint {trainer.lanes.fingerprint[:16]})"
     return [
         f"Recipe {recipe.name}, seed {recipe.training.seed}, {trainer.step:,} steps, {text}.",
-        f"Scored by: longspan eval MODEL {' '.join(['--data', recipe.data.corpus, '--split test', *flags])}",
+        f"Scored by: longspan eval MODEL {' '.join(['--data', shlex.quote(recipe.data.corpus), '--split test', *flags])}",
     ]
 
 

@@ -37,7 +37,8 @@ def notes(trainer: Trainer) -> list[str]:
     """Where the model comes from, and how the recipe would have it scored."""
     recipe = trainer.recipe
     chosen = recipe.evaluation
-    flags = [
+    flags = ["--data", shlex.quote(recipe.data.corpus), "--split test"]
+    flags += [
         f"--{name} {value}"
         for name, value in (("segment", chosen.segment), ("memory", chosen.memory), ("clamp", chosen.clamp))
         if value is not None
@@ -46,7 +47,7 @@ def notes(trainer: Trainer) -> list[str]:
     text = f"{trainer.tokens:,} tokens of {trainer.lanes.name} (fingerprint {trainer.lanes.fingerprint[:16]})"
     return [
         f"Recipe {recipe.name}, seed {recipe.training.seed}, {trainer.step:,} steps, {text}.",
-        f"Scored by: longspan eval MODEL {' '.join(['--data', shlex.quote(recipe.data.corpus), '--split test', *flags])}",
+        f"Scored by: longspan eval MODEL {' '.join(flags)}",
     ]
 
 

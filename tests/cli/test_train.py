@@ -64,6 +64,7 @@ def test_what_is_wrong_is_told_and_nothing_is_left(cli: Cli, novel: Path) -> Non
     Path("n\udcffame.txt").write_bytes(novel.read_bytes())
     cli(*small, "--data", "n\udcffame.txt", "--out", "run").refused("--data", "is not UTF-8")
     cli(*small, "--data", novel, "--out", "run", "--set", "name=n\udcff").refused("name=", "is not UTF-8")
+    cli(*small, "--data", ".", "--out", "run").refused("--out run lies inside the data")
     cli(*small, "--data", novel).refused("--out is missing")
     cli("train", "--out", "run", "--resume", "auto").refused("--recipe")
     assert not Path("run").exists()

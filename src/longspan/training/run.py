@@ -135,6 +135,7 @@ def train(
     device = torch.device(device)
     out = Path(out)
     check_folder(out, resume)
+    check_apart(out, recipe.data.corpus)
     with ExitStack() as held:
         if out.is_dir():
             held.enter_context(claimed(out))
@@ -210,6 +211,13 @@ def check_folder(out: Path, resume: str | None) -> None:
         raise ConfigError(f"--out {out} is not empty and holds no run; choose another folder")
     if resume is None:
         raise ConfigError(f"--out {out} holds a run; add --resume auto to go on with it, or choose another folder")
+
+
+def check_apart(out: Path, corpus: str) -> None:
+    """A run inside the folder it reads would be part of its text, which then changes with every step."""
+    folder = Path(corpus).resolve()
+    if corpus not in CORPORA and folder.is_dir() and folder in (out.resolve(), *out.resolve().parents):
+        raise ConfigError(f"--out {out} lies inside the data, {corpus}; choose a folder outside of it")
 
 
 def find_start(out: Path, resume: str | None) -> Verified | None:

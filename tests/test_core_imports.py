@@ -19,7 +19,8 @@ import longspan
 count = 0
 for module in pkgutil.walk_packages(longspan.__path__, "longspan."):
     # Triton kernels are loaded where there is a GPU, and Triton with it.
-    if not module.name.startswith(("longspan.cli", "longspan.serving", "longspan.kernels.relative_attention.fused")):
+    triton = ("longspan.kernels.relative_attention.fused", "longspan.kernels.one_token.kernels")
+    if not module.name.startswith(("longspan.cli", "longspan.serving", *triton)):
         importlib.import_module(module.name)
         count += 1
 longspan.load

@@ -5,6 +5,7 @@
 Everything else in the house (training, evaluation, generation, pictures) is written once, against this file.
 """
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from longspan.errors import DataError, StateError
 from longspan.shapes import Bool, Float, Int, Tensor
 
 STATE_VERSION = 1
+UNBOUNDED = sys.maxsize
+"""The `reach` of a family that no distance hides a token from."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,17 @@ class Decoder(Protocol):
         ...
 
 
+@runtime_checkable
+class Choosing(Protocol):
+    """A decoder that can choose the next token on its device, in the same go as the step before it."""
+
+    def chooser(
+        self, choose: Callable[[Tensor], Tensor], generator: torch.Generator, key: Any
+    ) -> Callable[[Int[Tensor, "B"]], Int[Tensor, "B"]]:
+        """From a token to the next; what it returns may be overwritten by the next call."""
+        ...
+
+
 class Head(nn.Module, ABC):
     """From hidden states to tokens."""
 
@@ -162,6 +176,21 @@ class LanguageModel(nn.Module, ABC):
     def has_memory(self) -> bool:
         """Whether the state carries anything: a family without memory is evaluated by a sliding window."""
         return True
+
+    @property
+    def worth_compiling(self) -> bool:
+        """Whether a compiler gains anything; not where a kernel it cannot look into does the work."""
+        return True
+
+    @property
+    def tokens_to_fill(self) -> int:
+        """Tokens after which a state has the shapes of a full one."""
+        return getattr(self.config, "memory", 0)
+
+    def facts(self) -> dict[str, Any]:
+        """What is worth telling of this model beyond its config and its sizes, in plain values: what it has learned,
+        or found out while reading."""
+        return {}
 
     def forward(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None

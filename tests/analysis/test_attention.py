@@ -9,6 +9,7 @@ import torch
 from longspan.analysis import attention as under_test
 from longspan.analysis.attention import attention_at, attention_by_distance, looks, softmax_seen, sum_of
 from longspan.contract import LanguageModel
+from longspan.errors import ConfigError
 from longspan.kernels.relative_attention import reference
 from longspan.models.families import build
 
@@ -130,6 +131,13 @@ def test_attention_at_the_end_of_a_text(form: str, ids: np.ndarray) -> None:
     found = attention_at(model(form), ids, 5)
     assert found.shape[:3] == (2, 2, 5)
     torch.testing.assert_close(found.sum(dim=-1), torch.ones(2, 2, 5))
+
+
+def test_a_model_without_attention_is_refused_in_a_sentence(ids: np.ndarray) -> None:
+    recurrent = build("lstm", {"vocabulary": 30, "width": 16})
+    for ask in (lambda: attention_by_distance(recurrent, ids), lambda: attention_at(recurrent, ids, 4)):
+        with pytest.raises(ConfigError, match="drawn for transformer-xl and vanilla"):
+            ask()
 
 
 def test_memory_does_not_grow_with_the_text(ids: np.ndarray) -> None:

@@ -112,6 +112,14 @@ def test_a_family_without_memory_says_so(cli: Cli, text: Path) -> None:
     cli("eval", "v", "--data", text, "--same-length").refused("--same-length is not for a vanilla")
 
 
+def test_a_family_whose_memory_has_no_length_says_so(cli: Cli, text: Path) -> None:
+    assert cli("init", "--family", "lstm", "--set", "model.layers=1", "--set", "model.width=32", "r").code == 0
+    whole = cli("eval", "r", "--data", text, "--json").json["nats"]
+    cut = cli("eval", "r", "--data", text, "--segment", 7, "--json").json["nats"]
+    assert math.isclose(whole, cut, rel_tol=1e-6)
+    cli("eval", "r", "--data", text, "--memory", 10).refused("--memory is not for a lstm, which has no model.memory")
+
+
 def test_sliding_stops_at_a_document_s_beginning_as_streaming_does(cli: Cli, model: Path) -> None:
     Path("two").mkdir()
     Path("two/a.txt").write_bytes(b"the first of the two texts, " * 3)

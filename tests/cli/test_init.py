@@ -29,11 +29,12 @@ def test_the_keys_are_those_of_the_families_and_help_lists_them(cli: Cli) -> Non
 
 def test_the_list_of_keys_is_frozen() -> None:
     """A key is a promise: adding one is a decision, and this line is where it is taken."""
-    promised = (
-        "activation attention_dropout clamp cutoffs div_val dropout embedding_width final_norm head_width heads inner "
-        "layers max_distance memory norm position same_length segment shared_biases tie_embedding tie_projections "
-        "vocabulary width"
-    )
+    promised = """
+        activation ar attention_dropout biases clamp compressed compression cutoffs div_val dropout embedding_dropout
+        embedding_width final_norm head_width heads hidden_dropout inner input_dropout layers max_distance memory norm
+        norm_type ponder position ramp rate same_length segment shared_biases span span_penalty steps tar threshold
+        tie_embedding tie_projections vocabulary weight_dropout width window zoneout
+    """
     assert sorted(MODEL_KEYS) == promised.split()
 
 

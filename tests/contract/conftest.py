@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from longspan.config import keys
 from longspan.contract import LanguageModel
-from longspan.models.families import build
+from longspan.models.families import build, family
 
 VOCABULARY = 23
 SMALL = {"vocabulary": VOCABULARY, "layers": 2, "width": 16, "heads": 2, "inner": 24, "segment": 8, "dropout": 0.1}
@@ -22,14 +23,36 @@ WITH_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "narrow-embedding": ("transformer-xl", {"memory": 40, "cutoffs": [7], "embedding_width": 12}),
     "shaw": ("transformer-xl", {"memory": 40, "position": "shaw"}),
     "shaw-near": ("transformer-xl", {"memory": 7, "same_length": True, "position": "shaw", "max_distance": 3}),
+    "rotary": ("rotary", {"memory": 40, "head_width": 6}),
+    "rotary-same-length": ("rotary", {"memory": 6, "same_length": True, "activation": "squared-relu"}),
+    "lstm": ("lstm", {}),
+    "lstm-adaptive": ("lstm", {"layers": 1, "cutoffs": [7, 15], "div_val": 2, "tie_projections": True}),
+    "awd-lstm": ("awd-lstm", {}),
+    "qrnn": ("qrnn", {}),
+    "qrnn-window-1": ("qrnn", {"window": 1, "layers": 3, "zoneout": 0.3}),
+    "adaptive-span": ("adaptive-span", {"span": 9, "ramp": 3}),
+    "adaptive-span-wide": ("adaptive-span", {"span": 40, "ramp": 4, "norm": "pre"}),
+    "compressive-covering": ("compressive", {"memory": 40, "compressed": 6, "rate": 2}),
+}
+# What a query sees depends on where the stream was cut: these are held to the law only where it says nothing of cuts.
+MINDS_CUTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "compressive-mean": ("compressive", {"memory": 6, "compressed": 5, "rate": 2, "compression": "mean"}),
+    "compressive-convolution": ("compressive", {"memory": 6, "compressed": 5, "rate": 2, "norm": "pre"}),
+    "compressive-most-used": ("compressive", {"memory": 6, "compressed": 5, "rate": 2, "compression": "most-used"}),
 }
 WITHOUT_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "sinusoid": ("vanilla", {"position": "sinusoid"}),
     "learned": ("vanilla", {"position": "learned", "segment": 40}),
     "vanilla-shaw": ("vanilla", {"position": "shaw", "max_distance": 5}),
+    "universal": ("universal", {"layers": 1, "steps": 4}),
+    "universal-deep": ("universal", {"layers": 2, "steps": 2, "norm": "pre", "final_norm": True}),
+    "evolved": ("evolved", {}),
+    "evolved-post": ("evolved", {"norm": "post", "final_norm": False, "activation": "relu"}),
     "memory-0": ("transformer-xl", {"memory": 0}),
+    "rotary-memory-0": ("rotary", {}),
 }
-ALL = WITH_MEMORY | WITHOUT_MEMORY
+CUT_ANYWHERE = WITH_MEMORY | WITHOUT_MEMORY
+ALL = CUT_ANYWHERE | MINDS_CUTS
 
 MakeModel = Callable[..., LanguageModel]
 
@@ -38,15 +61,22 @@ MakeModel = Callable[..., LanguageModel]
 def make() -> MakeModel:
     def make_model(name: str, dtype: torch.dtype = torch.float64, **changes: Any) -> LanguageModel:
         """Weights drawn wide enough that every term of every score matters."""
-        family, values = ALL[name]
+        chosen, values = ALL[name]
+        known = keys(family(chosen).Config)
         torch.manual_seed(7)
-        model = build(family, {**SMALL, **values, **changes}).to(dtype)
+        model = build(chosen, {k: v for k, v in SMALL.items() if k in known} | values | changes).to(dtype)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.normal_(0, 0.3)
         return model.eval()
 
     return make_model
+
+
+def no_dropout(name: str) -> dict[str, float]:
+    """Every rate at which a family leaves something out at random, set to zero."""
+    rates = [key for key in keys(family(ALL[name][0]).Config) if key.endswith(("dropout", "zoneout"))]
+    return dict.fromkeys(rates, 0.0)
 
 
 def stream(batch: int, count: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:

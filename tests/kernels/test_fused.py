@@ -1,10 +1,7 @@
 """The fused kernels against the definition in float64: outputs and every gradient, at lengths that fit no tile.
 
-Without a GPU the kernels run in Triton's interpreter (TRITON_INTERPRET=1, set in conftest.py before Triton loads).
+Without a GPU the kernels run in Triton's interpreter (conftest.py).
 """
-
-import sys
-from typing import Any
 
 import pytest
 import torch
@@ -12,32 +9,8 @@ import torch
 from longspan.kernels.relative_attention import fused, reference
 
 pytest.importorskip("triton")
-hooks = [finder for finder in sys.meta_path if type(finder).__module__.startswith("jaxtyping")]
-for hook in hooks:
-    sys.meta_path.remove(hook)
-# Triton reads a kernel's source and cannot see through the wrapper that checks shapes elsewhere.
-import longspan.kernels.relative_attention.fused_backward  # noqa: E402, F401
-
-for hook in hooks:
-    sys.meta_path.insert(0, hook)
-
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, not interpreted")
 NAMES = ("query", "key", "value", "distance", "u", "w")
-
-
-@pytest.fixture(autouse=True)
-def _interpreter_meets_new_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton 3.6's interpreter turns one-element arrays into loop bounds by int(), which NumPy 2.4 refuses."""
-    interpreter = sys.modules.get("triton.runtime.interpreter")
-    if torch.cuda.is_available() or interpreter is None:
-        return
-    patch = interpreter._patch_lang_tensor
-
-    def patched(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
 
 
 def draw(B: int, H: int, L: int, M: int, D: int, C: int | None, device: str, dtype: torch.dtype) -> list[torch.Tensor]:

@@ -97,7 +97,7 @@ def test_adamw_is_torchs_own() -> None:
         torch.testing.assert_close(p, q, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
+@pytest.mark.parametrize("kind", ["adamw", "muon", "sgd"])
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1.0])
 def test_told_to_hold_still_nothing_moves(kind: str, poison: float) -> None:
     model = small_model()

@@ -38,6 +38,35 @@ def test_presets_have_the_published_parameters(name: str) -> None:
     assert recipe.model.segment == recipe.model.memory
 
 
+def test_awd_lstm_on_ptb_has_the_published_settings() -> None:
+    recipe = load_recipe("ptb-awd-lstm")
+    model, training = recipe.model, recipe.training
+    rates = (model.input_dropout, model.hidden_dropout, model.dropout, model.embedding_dropout, model.weight_dropout)
+    assert (model.layers, model.width, model.inner, model.segment) == (3, 400, 1150, 70)
+    assert rates == (0.4, 0.3, 0.4, 0.1, 0.5)
+    assert (model.ar, model.tar) == (2.0, 1.0)
+    assert (training.optimizer, training.lr, training.clip, training.batch) == ("sgd", 30.0, 0.25, 40)
+    assert (training.averaging, training.average_patience, training.segment_jitter) == ("asgd", 5, 5.0)
+    assert recipe.expected.score == 57.3
+
+
+@pytest.mark.parametrize("name", [n for n in recipe_names() if n.startswith("enwik8-") and n not in PUBLISHED])
+def test_rivals_are_as_large_as_transformer_xl(name: str) -> None:
+    recipe = load_recipe(name)
+    with torch.device("meta"):
+        count = family(recipe.family)(recipe.model).parameter_count
+    assert count == recipe.expected.parameters
+    assert abs(count / 41_055_436 - 1) < 0.01
+
+
+@pytest.mark.parametrize("name", [n for n in recipe_names() if n.startswith("demo-")])
+def test_rivals_of_the_demo_are_as_large_as_its_model(name: str) -> None:
+    recipe = load_recipe(name)
+    with torch.device("meta"):
+        count = family(recipe.family)(recipe.model).parameter_count
+    assert abs(count / 890_112 - 1) < 0.02
+
+
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_resolved_recipe_reads_back_as_itself(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(name)

@@ -7,7 +7,7 @@ queries at a time, laid out by distance, added to running sums and let go.
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,9 +18,10 @@ from longspan.errors import ConfigError
 from longspan.evaluation.contexts import Watch
 from longspan.evaluation.likelihood import Ids, check_text
 from longspan.layers.attention import no_biases
+from longspan.layers.positions import place_in_document
 from longspan.memory.segments import first_visible
 from longspan.models.transformer_xl import TransformerXL
-from longspan.models.vanilla import Vanilla, place_in_document
+from longspan.models.vanilla import Vanilla
 from longspan.shapes import Bool, Float, Int, Tensor
 
 TERMS = ("a", "b", "c", "d")
@@ -87,14 +88,22 @@ def softmax_seen(scores: Float[Tensor, "H L K"], seen: Bool[Tensor, "L K"]) -> F
     return torch.softmax(scores.float().masked_fill(~seen, float("-inf")), dim=-1)
 
 
+def can_be_drawn(model: LanguageModel) -> bool:
+    return isinstance(model, TransformerXL | Vanilla)
+
+
+def require_attention(model: LanguageModel) -> None:
+    if not can_be_drawn(model):
+        raise ConfigError("pictures of attention are drawn for transformer-xl and vanilla; this model is neither")
+
+
 def looks(model: LanguageModel, tokens: Int[Tensor, "1 T"], state: State) -> tuple[Iterator[Look], State]:
     """One `Look` per layer at a segment of a single row, and the state after it."""
+    require_attention(model)
     hidden, after = model.hidden_states(tokens, state)
     if isinstance(model, TransformerXL):
         return _looks_of_xl(model, hidden, state), after
-    if isinstance(model, Vanilla):
-        return _looks_of_vanilla(model, hidden), after
-    raise ConfigError("pictures of attention are drawn for transformer-xl and vanilla; this model is neither")
+    return _looks_of_vanilla(cast(Vanilla, model), hidden), after
 
 
 def _looks_of_xl(model: TransformerXL, hidden: tuple[Tensor, ...], state: State) -> Iterator[Look]:
@@ -153,6 +162,7 @@ def attention_by_distance(
 
     Queries that came before the memory was full are left out, as long as the text is longer than the memory.
     """
+    require_attention(model)
     check_text(model, ids)
     config, device = model.config, next(model.parameters()).device
     memory = config.memory if isinstance(model, TransformerXL) else 0

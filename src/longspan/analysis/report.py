@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from longspan.analysis.attention import attention_by_distance
+from longspan.analysis.attention import attention_by_distance, can_be_drawn
 from longspan.analysis.attention_figures import draw_attention, draw_spans, draw_terms, draw_wide_head, widest_heads
 from longspan.analysis.context_figures import draw_gains, draw_perplexity
 from longspan.analysis.drawing import line, picture
@@ -250,6 +250,9 @@ def _contexts(opened: Sequence[Subjects], scratch: Path, effort: Effort) -> Iter
 
 def _pictures(opened: Sequence[Subjects], scratch: Path, effort: Effort) -> Iterator[str]:
     for n, one in enumerate(opened):
+        if not can_be_drawn(one.loaded.model):
+            yield note(f"{one.run.name} has no attention to draw.")
+            continue
         folder = scratch / f"attention-{n}"
         folder.mkdir(exist_ok=True)
         ids = one.held_out.ids[: effort.looked]

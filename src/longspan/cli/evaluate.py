@@ -86,6 +86,7 @@ def evaluate(
         "same_length": getattr(config, "same_length", False),
         "lanes": lanes,
         "sliding": sliding,
+        **loaded.model.facts(),
     }
     if json:
         print_json(facts)
@@ -104,7 +105,9 @@ def _check_flags(overrides: dict[str, Any], described: bytes) -> None:
     name = str(read_json(described, "config.json").get("family"))
     for flag in overrides:
         if flag not in keys(family(name).Config):
-            raise ConfigError(f"--{flag.replace('_', '-')} is not for a {name}, which has no memory; leave it out")
+            raise ConfigError(
+                f"--{flag.replace('_', '-')} is not for a {name}, which has no model.{flag}; leave it out"
+            )
 
 
 @contextmanager

@@ -76,6 +76,7 @@ def info(
         "reach": net.reach,
         "state_bytes_per_row": net.state_size * next(net.parameters()).element_size(),
         "hash": loaded.hash,
+        **net.facts(),
     }
     if json:
         print_json({**facts, "parts": parts, "config": plain(net.config)})

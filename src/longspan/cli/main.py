@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from longspan import __version__
-from longspan.cli import convert, data, demo, evaluate, generate, init, pictures, recl, report, train
+from longspan.cli import bench, convert, data, demo, evaluate, generate, init, pictures, recl, report, train
 from longspan.errors import LongspanError
 
 app = typer.Typer(
@@ -51,6 +51,7 @@ app.command("recl")(recl.recl)
 app.command("pictures")(pictures.pictures)
 app.command("report")(report.report)
 app.add_typer(data.app, name="data")
+app.add_typer(bench.app, name="bench")
 
 
 def run(args: Sequence[str] | None = None) -> int:

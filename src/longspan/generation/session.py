@@ -1,13 +1,14 @@
 """A session: one stream, read and written a token at a time, in constant memory however long it grows."""
 
 import codecs
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from longspan.contract import LanguageModel, State
+from longspan.contract import Choosing, LanguageModel, State
 from longspan.errors import DataError, StateError
 from longspan.generation.sampling import Sampling
+from longspan.shapes import Tensor
 
 
 class Session:
@@ -50,10 +51,21 @@ class Session:
         """`count` tokens, each as soon as it is chosen."""
         if self.pending is None:
             raise StateError("nothing has been read yet; give a prompt or a saved state first")
+        token, next_token = torch.tensor([self.pending], device=self.device), self._chooser(sampling)
         for _ in range(count):
-            logits = self.decoder.step(torch.tensor([self.pending], device=self.device))
-            self.pending = int(sampling.choose(logits[:, : self.known], self.generator))
+            token = next_token(token)
+            self.pending = int(token)
             yield self.pending
+
+    def _chooser(self, sampling: Sampling) -> Callable[[Tensor], Tensor]:
+        """From a token to the next: in one go where the decoder can, else a step and then a choice."""
+
+        def choose(logits: Tensor) -> Tensor:
+            return sampling.choose(logits[:, : self.known], self.generator)
+
+        if isinstance(self.decoder, Choosing):
+            return self.decoder.chooser(choose, self.generator, (sampling, self.known))
+        return lambda token: choose(self.decoder.step(token))
 
 
 class TextStream:

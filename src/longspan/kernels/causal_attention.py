@@ -1,10 +1,15 @@
 """Causal attention without a position term: what is left of relative attention when r, u and w are zero."""
 
+from typing import Any
+
 import torch
 from torch.nn import functional as F
 
 from longspan.kernels.relative_attention.reference import distances
-from longspan.shapes import Float, Int, Tensor
+from longspan.shapes import Bool, Float, Int, Tensor
+
+BLOCK = 128
+_compiled: list[Any] = []
 
 
 def causal_attention(
@@ -20,6 +25,8 @@ def causal_attention(
     L, K = query.shape[2], key.shape[2]
     if L == K and window is None and first_key is None:
         return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+    if query.is_cuda and L > 1 and dropout == 0.0 and query.shape[3] >= 16:
+        return _flex(query, key, value, block_mask(query, K, window, first_key))
     gap = distances(L, K, query.device)
     seen = gap >= 0
     if window is not None:
@@ -27,3 +34,64 @@ def causal_attention(
     if first_key is not None:
         seen = seen & (torch.arange(K, device=query.device) >= first_key[:, None, :, None])
     return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, dropout_p=dropout)
+
+
+def _flex(query: Tensor, key: Tensor, value: Tensor, block_mask: Any) -> Tensor:
+    """FlexAttention, which holds the scores of a tile only if it is compiled. Loaded when needed: the compiler comes
+    with it, and takes seconds."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    if torch.compiler.is_compiling():
+        return flex_attention(query, key, value, block_mask=block_mask)
+    if not _compiled:
+        _compiled.append(torch.compile(flex_attention))
+    return _compiled[0](query, key, value, block_mask=block_mask)
+
+
+def block_mask(
+    query: Float[Tensor, "B H L D"], keys: int, window: int | None, first_key: Int[Tensor, "B L"] | None
+) -> Any:
+    """Which blocks of keys a block of queries visits, told from positions alone: no [L, K] mask is made."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    L, device = query.shape[2], query.device
+    M = keys - L
+    some, whole = _blocks(L, keys, window, first_key, device)
+
+    def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:  # noqa: ARG001 (the shape FlexAttention asks for)
+        visible = j <= i + M
+        if window is not None:
+            visible = visible & (i + M - j < window)
+        if first_key is not None:
+            visible = visible & (j >= first_key[b, i])
+        return visible
+
+    return BlockMask.from_kv_blocks(
+        *_in_order(some & ~whole), *_in_order(whole), BLOCK_SIZE=BLOCK, mask_mod=seen, seq_lengths=(L, keys)
+    )
+
+
+def _blocks(
+    L: int, K: int, window: int | None, first_key: Int[Tensor, "B L"] | None, device: torch.device
+) -> tuple[Bool[Tensor, "R 1 I J"], Bool[Tensor, "R 1 I J"]]:
+    """Pairs of blocks in which some key is seen by some query, and in which all are by all."""
+    i0 = torch.arange(0, L, BLOCK, device=device)[:, None] + K - L  # a block's first and last query, as places of keys
+    i1 = (i0 + BLOCK - 1).clamp(max=K - 1)
+    j0 = torch.arange(0, K, BLOCK, device=device)
+    j1 = j0 + BLOCK - 1
+    some, whole = j0 <= i1, (j1 <= i0) & (j1 < K)
+    if window is not None:
+        some, whole = some & (i0 - j1 < window), whole & (i1 - j0 < window)
+    some, whole = some[None, None], whole[None, None]
+    if first_key is not None:
+        # It never decreases along a row: a block's first query sees furthest, its last the least.
+        ends = (torch.arange(0, L, BLOCK, device=device) + BLOCK - 1).clamp(max=L - 1)
+        oldest, newest = first_key[:, ::BLOCK, None], first_key[:, ends, None]
+        some, whole = some & (j1 >= oldest)[:, None], whole & (j0 >= newest)[:, None]
+    return some, whole
+
+
+def _in_order(chosen: Bool[Tensor, "R 1 I J"]) -> tuple[Int[Tensor, "R 1 I"], Int[Tensor, "R 1 I J"]]:
+    """How many blocks each row of blocks visits, and which, those first."""
+    order = chosen.to(torch.int32).argsort(dim=-1, descending=True, stable=True)
+    return chosen.sum(-1, dtype=torch.int32), order.to(torch.int32)

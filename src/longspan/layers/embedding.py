@@ -16,7 +16,8 @@ def cluster_edges(vocabulary: int, cutoffs: tuple[int, ...]) -> list[tuple[int, 
 
 
 class AdaptiveEmbedding(nn.Module):
-    """Rows of width `embedding_width // div_val**i` for cluster i, projected to the model's width and scaled.
+    """Rows of width `embedding_width // div_val**i` for cluster i, projected to the model's width; where they are
+    `scaled`, as in Transformers, also multiplied by its square root.
 
     With div_val = 1 there is one table, and a projection only where the widths differ; with div_val > 1 one table and
     one projection per cluster, the first included. That is the authors' layout, kept so that parameters can be
@@ -24,10 +25,17 @@ class AdaptiveEmbedding(nn.Module):
     """
 
     def __init__(
-        self, vocabulary: int, width: int, embedding_width: int, cutoffs: tuple[int, ...] = (), div_val: int = 1
+        self,
+        vocabulary: int,
+        width: int,
+        embedding_width: int,
+        cutoffs: tuple[int, ...] = (),
+        div_val: int = 1,
+        *,
+        scaled: bool = True,
     ) -> None:
         super().__init__()
-        self.width = width
+        self.width, self.scale = width, width**0.5 if scaled else 1.0
         self.edges = cluster_edges(vocabulary, cutoffs) if div_val > 1 else [(0, vocabulary)]
         widths = [embedding_width // div_val**i for i in range(len(self.edges))]
         self.tables = nn.ParameterList(
@@ -39,10 +47,12 @@ class AdaptiveEmbedding(nn.Module):
     def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         if len(self.edges) == 1:
             rows = F.embedding(tokens, self.tables[0])
-            return (F.linear(rows, self.projections[0]) if len(self.projections) else rows) * self.width**0.5
-        embedded = self.tables[0].new_zeros(*tokens.shape, self.width)
+            return (F.linear(rows, self.projections[0]) if len(self.projections) else rows) * self.scale
+        # Every cluster looks up every token and keeps its own: a little more arithmetic, and nobody has to wait for
+        # the device to say how many tokens each cluster has.
+        embedded = torch.zeros((), dtype=self.tables[0].dtype, device=tokens.device)
         for (begin, end), table, projection in zip(self.edges, self.tables, self.projections, strict=True):
             here = (tokens >= begin) & (tokens < end)
-            rows = F.embedding(tokens[here] - begin, table)
-            embedded = embedded.masked_scatter(here[..., None], F.linear(rows, projection).to(embedded.dtype))
-        return embedded * self.width**0.5
+            rows = F.embedding((tokens - begin).clamp(0, end - begin - 1), table)
+            embedded = torch.where(here[..., None], F.linear(rows, projection), embedded)
+        return embedded * self.scale

@@ -1,11 +1,11 @@
-"""Ways to tell positions: sinusoids of a distance or a place, and learned vectors per distance (Shaw et al. 2018)."""
+"""Ways to tell positions: sinusoids of a distance or a place, learned vectors per distance, rotation."""
 
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
-from longspan.shapes import Float, Tensor
+from longspan.shapes import Float, Int, Tensor
 
 
 def sinusoid(places: Float[Tensor, "C"], width: int) -> Float[Tensor, "C D"]:
@@ -22,6 +22,17 @@ def sinusoid(places: Float[Tensor, "C"], width: int) -> Float[Tensor, "C D"]:
 def distance_sinusoid(count: int, width: int, device: torch.device) -> Float[Tensor, "C D"]:
     """R of the distances count-1, ..., 1, 0."""
     return sinusoid(torch.arange(count - 1, -1, -1, device=device, dtype=torch.float64), width)
+
+
+def place_in_document(first_key: Int[Tensor, "B T"] | None, tokens: int, device: torch.device) -> Int[Tensor, "R T"]:
+    """0, 1, 2, ... from the segment's or the document's first token on; one row where all rows are alike."""
+    place = torch.arange(tokens, device=device)[None]
+    return place if first_key is None else place - first_key
+
+
+def place_sinusoid(place: Int[Tensor, "R T"], width: int) -> Float[Tensor, "R T D"]:
+    """What is added to an embedding to tell its place (Vaswani et al. 2017)."""
+    return sinusoid(place.flatten().double(), width).view(*place.shape, -1)
 
 
 class SinusoidDistances(nn.Module):
@@ -66,3 +77,26 @@ class ShawDistances(nn.Module):
     def forward(self, count: int) -> Float[Tensor, "H C D"]:
         """Vectors of the distances min(count, known)-1, ..., 0; row d of the table is distance d."""
         return self.table[:, :count].flip(1)
+
+
+def rotary_table(count: int, head_width: int, device: torch.device) -> Float[Tensor, "2 K D"]:
+    """Cosines and sines of the places 0..count-1, one per pair of a head's numbers (Su et al. 2021)."""
+    steps = torch.arange(0, head_width, 2, dtype=torch.float64, device=device)
+    angle = torch.arange(count, dtype=torch.float64, device=device)[:, None] * 10000.0 ** (-steps / head_width)
+    return torch.stack([angle.cos(), angle.sin()])
+
+
+class Rotation:
+    """Turns each pair (x_k, x_{k + D/2}) of a head's numbers by its place times a frequency."""
+
+    def __init__(self, table: Float[Tensor, "2 K D"]) -> None:
+        self.table = table
+
+    def last(self, count: int) -> "Rotation":
+        """The same for the last `count` places."""
+        return Rotation(self.table[:, -count:])
+
+    def __call__(self, x: Float[Tensor, "B H K D"]) -> Float[Tensor, "B H K D"]:
+        cos, sin = self.table.to(x.dtype)
+        a, b = x.chunk(2, dim=-1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)

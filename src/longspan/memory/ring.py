@@ -24,49 +24,39 @@ class Reader(Protocol):
     def positions(self, keys: int) -> Callable[[Any], tuple[Tensor, Tensor, Tensor]]: ...
 
 
-class RingDecoder:
+class Ring:
     """Keys and values in slots that are overwritten oldest first.
 
     Attention does not care in which order its keys lie, only each key's distance matters; the slot written `a` steps
-    ago is at distance a. So the keys stay where they are and the distances turn: they are kept twice in a row, and the
-    right rotation is a view. All rows advance together, so rows of unequal age are for the general decoder.
+    ago is at distance a. So the keys stay where they are and the distances turn. All rows advance together: rows of
+    unequal age are for the general decoder.
     """
 
     def __init__(self, model: Reader, state: State, age: int) -> None:
         self.model = model
         self.size = model.config.window or model.config.memory + 1
-        with torch.no_grad():
-            position = model.positions(self.size)
-            self.positions = [_twice(*position(layer), self.size) for layer in model.layers]
-        self._fill(state, age)
+        self.keys = [_slots(keys, self.size) for keys in state.parts["keys"]]
+        self.values = [_slots(values, self.size) for values in state.parts["values"]]
+        self.fill(state, age)
 
-    def _fill(self, state: State, age: int) -> None:
+    def fill(self, state: State, age: int) -> None:
+        """Begin with what a state holds, in the slots that are there."""
         kept = min(age, self.size)
         self.written, self.age = kept, age
-        self.keys = [_slots(keys, kept, self.size) for keys in state.parts["keys"]]
-        self.values = [_slots(values, kept, self.size) for values in state.parts["values"]]
+        for slots, part in ((self.keys, "keys"), (self.values, "values")):
+            for ring, positions in zip(slots, state.parts[part], strict=True):
+                ring[:, :, :kept] = positions[:, :, positions.shape[2] - kept :]
 
     @torch.no_grad()
     def read(self, tokens: Int[Tensor, "B T"]) -> None:
         state = read_segments(self.model, tokens, self.state())
-        self._fill(state, int(state.length[0]))
+        self.fill(state, int(state.length[0]))
 
-    @torch.no_grad()
-    def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+    def advance(self) -> int:
+        """The slot of the next token, which counts as written from now on."""
         slot, self.written = self.written % self.size, self.written + 1
         self.age = min(self.age + 1, self.model.config.memory)
-        filled = min(self.written, self.size)
-        turn = slice(self.size - 1 - slot, self.size - 1 - slot + filled)
-        h = self.model.embedding(tokens[:, None])
-        for n, layer in enumerate(self.model.layers):
-            keys, values = layer.keys_values(h)
-            self.keys[n][:, :, slot] = keys[:, :, 0]
-            self.values[n][:, :, slot] = values[:, :, 0]
-            distance, u, w = self.positions[n]
-            h = layer(
-                h, self.keys[n][:, :, :filled], self.values[n][:, :, :filled], (distance[:, turn], u, w), None, None
-            )
-        return self.model.head.logits(self.model.final_norm(h))[:, -1]
+        return slot
 
     def state(self) -> State:
         """The ring unrolled, oldest first, as a state any reader of the family can go on from."""
@@ -81,12 +71,36 @@ class RingDecoder:
         return State(length, {"keys": keys, "values": values})
 
 
-def _slots(positions: Float[Tensor, "B H M D"], kept: int, size: int) -> Float[Tensor, "B H S D"]:
-    """A ring of `size` slots that begins with the last `kept` positions."""
-    B, H, M, D = positions.shape
-    slots = positions.new_zeros(B, H, size, D)
-    slots[:, :, :kept] = positions[:, :, M - kept :]
-    return slots
+class RingDecoder(Ring):
+    """A ring on any device, through the model's own layers: distances are kept twice in a row, and the rotation that
+    fits the slots is a view."""
+
+    def __init__(self, model: Reader, state: State, age: int) -> None:
+        super().__init__(model, state, age)
+        with torch.no_grad():
+            position = model.positions(self.size)
+            self.positions = [_twice(*position(layer), self.size) for layer in model.layers]
+
+    @torch.no_grad()
+    def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+        slot = self.advance()
+        filled = min(self.written, self.size)
+        turn = slice(self.size - 1 - slot, self.size - 1 - slot + filled)
+        h = self.model.embedding(tokens[:, None])
+        for n, layer in enumerate(self.model.layers):
+            keys, values = layer.keys_values(h)
+            self.keys[n][:, :, slot] = keys[:, :, 0]
+            self.values[n][:, :, slot] = values[:, :, 0]
+            distance, u, w = self.positions[n]
+            h = layer(
+                h, self.keys[n][:, :, :filled], self.values[n][:, :, :filled], (distance[:, turn], u, w), None, None
+            )
+        return self.model.head.logits(self.model.final_norm(h))[:, -1]
+
+
+def _slots(positions: Float[Tensor, "B H M D"], size: int) -> Float[Tensor, "B H S D"]:
+    B, H, _, D = positions.shape
+    return positions.new_zeros(B, H, size, D)
 
 
 def _twice(distance: Tensor, u: Tensor, w: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,12 +9,28 @@ import torch
 from longspan import config
 from longspan.contract import LanguageModel
 from longspan.errors import ConfigError, UnknownNameError
+from longspan.models.adaptive_span import AdaptiveSpanTransformer
+from longspan.models.awd_lstm import AWDLSTM
+from longspan.models.compressive import Compressive
+from longspan.models.evolved import Evolved
+from longspan.models.lstm import LSTM
+from longspan.models.qrnn import QRNN
+from longspan.models.rotary import Rotary
 from longspan.models.transformer_xl import TransformerXL
+from longspan.models.universal import Universal
 from longspan.models.vanilla import Vanilla
 
 FAMILIES: dict[str, type[LanguageModel]] = {
     "transformer-xl": TransformerXL,
     "vanilla": Vanilla,
+    "rotary": Rotary,
+    "lstm": LSTM,
+    "awd-lstm": AWDLSTM,
+    "qrnn": QRNN,
+    "compressive": Compressive,
+    "adaptive-span": AdaptiveSpanTransformer,
+    "universal": Universal,
+    "evolved": Evolved,
 }
 
 

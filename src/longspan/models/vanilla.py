@@ -9,7 +9,7 @@ from torch import nn
 from longspan.contract import Decoder, LanguageModel, State
 from longspan.errors import ConfigError
 from longspan.layers.attention import no_biases
-from longspan.layers.positions import ShawDistances, sinusoid
+from longspan.layers.positions import ShawDistances, place_in_document, place_sinusoid
 from longspan.layers.transformer import TransformerConfig, TransformerLayer, initialise, settle_max_distance
 from longspan.memory.segments import first_visible
 from longspan.memory.window import WindowDecoder
@@ -57,7 +57,7 @@ class Vanilla(LanguageModel):
         self.config = config
         self.embedding = config.make_embedding()
         self.layers = nn.ModuleList(VanillaLayer(config) for _ in range(config.layers))
-        self.final_norm = nn.LayerNorm(config.width) if config.final_norm else nn.Identity()
+        self.final_norm = config.make_final_norm()
         self.head = config.make_head(self.embedding)
         self.dropout = nn.Dropout(config.dropout)
         initialise(self)
@@ -87,8 +87,7 @@ class Vanilla(LanguageModel):
         first_key = None if starts is None else first_visible(state.length, 0, T, starts)
         h = self.embedding(tokens)
         if self.config.position == "sinusoid":
-            place = place_in_document(first_key, T, tokens.device)
-            h = h + sinusoid(place.flatten().double(), self.config.width).view(*place.shape, -1).to(h.dtype)
+            h = h + place_sinusoid(place_in_document(first_key, T, tokens.device), self.config.width).to(h.dtype)
         hidden = [self.dropout(h)]
         for layer in self.layers:
             hidden.append(layer(hidden[-1], first_key))
@@ -97,9 +96,3 @@ class Vanilla(LanguageModel):
 
     def decoder(self, state: State | None = None, batch: int = 1) -> Decoder:
         return WindowDecoder(self, self.initial_state(batch) if state is None else state, self.config.segment)
-
-
-def place_in_document(first_key: Int[Tensor, "B T"] | None, tokens: int, device: torch.device) -> Int[Tensor, "R T"]:
-    """0, 1, 2, ... from the segment's or the document's first token on; one row where all rows are alike."""
-    place = torch.arange(tokens, device=device)[None]
-    return place if first_key is None else place - first_key

@@ -12,14 +12,16 @@ from longspan.training.recipe import TrainingConfig
 
 
 class Average:
-    """`ema`: an exponential mean; `asgd`: the plain mean since `average_from` (Polyak & Juditsky 1992).
+    """`ema`: an exponential mean; `asgd`: the plain mean since some step (Polyak & Juditsky 1992).
 
-    Before `average_from` it is the weights themselves. How much a step weighs follows from the step's number, so
-    there is nothing to save but the mean.
+    That step is `average_from`, or with `average_patience` the one at which validation stops improving (None until
+    then). Before it the mean is the weights themselves. How much a step weighs follows from the step's number, so
+    there is nothing to save but the mean and the beginning.
     """
 
     def __init__(self, model: nn.Module, config: TrainingConfig) -> None:
         self.config = config
+        self.began: int | None = None if config.average_patience else config.average_from
         self.parameters = dict(model.named_parameters())
         self.means = {name: p.detach().clone() for name, p in self.parameters.items()}
 
@@ -31,7 +33,7 @@ class Average:
 
     def share(self, step: int) -> float:
         """What the weights after `step` steps add to the mean, between 0 and 1."""
-        taken = step - self.config.average_from
+        taken = 0 if self.began is None else step - self.began
         if taken <= 0:
             return 1.0
         if self.config.averaging == "asgd":

@@ -8,22 +8,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from longspan.contract import LanguageModel, State
+from longspan.layers.dropout import LockedDropout
 from longspan.shapes import Float, Tensor
 from longspan.training.optimizers import hidden_matrices
 from longspan.training.recipe import TrainingConfig
-
-
-class LockedDropout(nn.Module):
-    """One mask per row for all positions of a call: variational dropout, Gal & Ghahramani 2016."""
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.rate = rate
-
-    def forward(self, x: Float[Tensor, "... T D"]) -> Float[Tensor, "... T D"]:
-        if not self.training or self.rate == 0.0:
-            return x
-        return x * F.dropout(x.new_ones(*x.shape[:-2], 1, x.shape[-1]), self.rate)
 
 
 def lock_dropout(model: nn.Module) -> None:

@@ -27,12 +27,17 @@ def describe(device: torch.device) -> dict[str, Any]:
         "numpy": numpy.__version__,
         "safetensors": safetensors.__version__,
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "cuda": torch.version.cuda,
     }
+
+
+def hardware(device: torch.device) -> str:
+    """What computes there, by name."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
 
 
 def commit() -> str | None:
@@ -49,7 +54,7 @@ def commit() -> str | None:
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "") if head.returncode == 0 else None
 
 
-def _processor() -> str:
+def processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

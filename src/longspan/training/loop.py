@@ -27,7 +27,7 @@ from longspan.training.guard import Guard
 from longspan.training.ledger import Broken, Entry, Ledger, NotFiniteError, Row
 from longspan.training.optimizers import Optimizer
 from longspan.training.recipe import Recipe
-from longspan.training.schedules import lr_factor, progress, value_at
+from longspan.training.schedules import lr_factor, progress, segment_at, value_at
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,8 @@ class Trainer:
         self.guard = Guard(self.config.spike, device)
         self.objective: nn.Module = Objective(model, self.config)
         wanted = device.type == "cuda" if self.config.compile is None else self.config.compile
+        # Segments of random length would each be compiled anew.
+        wanted = wanted and model.worth_compiling and not self.config.segment_jitter
         self.fast_objective: Any = torch.compile(self.objective, dynamic=False) if wanted else self.objective
         self.step, self.tokens, self.seconds_before = 0, 0, 0.0
         self.began = time.perf_counter()
@@ -150,13 +152,15 @@ class Trainer:
     def take_step(self) -> None:
         """Read, differentiate, update."""
         batch_size = value_at(self.config.batch, self.step)
-        segment = value_at(self.config.segment or self.recipe.model.segment, self.step)
+        whole = value_at(self.config.segment or self.recipe.model.segment, self.step)
+        segment = segment_at(self.config, whole, self.step)
         self._set_memory()
         if batch_size != self.lanes.batch:
             self.lanes.rebatch(batch_size)
             self.states = []
         done = self.progress
-        factor = lr_factor(self.config, self.step, done)
+        # The gradient is a mean over tokens: that of a shorter segment counts for less.
+        factor = lr_factor(self.config, self.step, done) * segment / whole
         batch = self.lanes.next(segment)
         loss = self._accumulate(batch, segment, done)
         norm = self._clip()
@@ -212,13 +216,13 @@ class Trainer:
 
         Such a state is what the contract calls an empty row (all zeros, length 0), so it hides itself.
         """
-        memory, segment = getattr(self.model.config, "memory", 0), self.recipe.model.segment
-        key = (rows, memory, segment)
+        needed, segment = self.model.tokens_to_fill, self.recipe.model.segment
+        key = (rows, needed, segment)
         if key not in self._empty:
             tokens = torch.zeros(1, segment, dtype=torch.int64, device=self.device)
             state = self.model.initial_state(1)
             with torch.no_grad(), self.quiet_random(), self.autocast():
-                for _ in range(-(-memory // segment)):
+                for _ in range(-(-needed // segment)):
                     _, state = self.model.hidden_states(tokens, state)
             state = state.reset(torch.ones(1, dtype=torch.bool, device=self.device))
             self._empty[key] = state.detach().rows([0] * rows)

@@ -1,6 +1,6 @@
-"""AdamW, and Muon for the matrices between embedding and head.
+"""AdamW, Muon for the matrices between embedding and head, and plain SGD.
 
-Both take a flag that lives on the device: where it is set, a step changes nothing. So a gradient that is not finite
+All take a flag that lives on the device: where it is set, a step changes nothing. So a gradient that is not finite
 never reaches the weights, and nobody has to wait for the device to say so.
 """
 
@@ -87,7 +87,7 @@ def hidden_matrices(model: LanguageModel) -> set[str]:
 
 
 class Optimizer:
-    """The optimisers of a run as one: AdamW for all, or Muon for hidden matrices and AdamW for the rest.
+    """The optimisers of a run as one: AdamW or SGD for all, or Muon for hidden matrices and AdamW for the rest.
 
     Weight decay is for matrices and embedding tables; biases and gains have none.
     """
@@ -105,10 +105,13 @@ class Optimizer:
         rest = {p: name for p, name in self.names.items() if name not in by_muon}
         decayed = [p for p, name in rest.items() if name in matrices or ".tables." in name]
         plain = [p for p in rest if all(p is not d for d in decayed)]
-        groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-        adamw = torch.optim.AdamW(
-            [g for g in groups if g["params"]], lr=config.lr, betas=config.betas, eps=config.epsilon, fused=True
-        )
+        both = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        groups = [group for group in both if group["params"]]
+        self.lrs.append(config.lr)
+        if config.optimizer == "sgd":
+            self.parts.append(torch.optim.SGD(groups, lr=config.lr, fused=True))
+            return
+        adamw = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.epsilon, fused=True)
         for parameter in rest:
             # Made now and not at the first step, so that what is saved and loaded has one shape throughout.
             adamw.state[parameter] = {
@@ -117,7 +120,6 @@ class Optimizer:
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
         self.parts.append(adamw)
-        self.lrs.append(config.lr)
 
     def step(self, factor: float, skip: Float[Tensor, ""]) -> None:
         """One update at `factor` times the learning rates; none where `skip` is 1."""

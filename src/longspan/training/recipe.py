@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from longspan import config
 from longspan.errors import ConfigError, UnknownNameError
-from longspan.layers.transformer import require
+from longspan.layers.model_config import require
 from longspan.models.families import family
 
 S = TypeVar("S")
@@ -45,9 +45,10 @@ class TrainingConfig:
     seconds: float | None = None
     batch: int | Steps = 16
     segment: int | Steps | None = None
+    segment_jitter: float = 0.0
     memory: int | Steps | None = None
     accumulate: int = 1
-    optimizer: Literal["adamw", "muon"] = "adamw"
+    optimizer: Literal["adamw", "muon", "sgd"] = "adamw"
     lr: float = 2.5e-4
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
@@ -65,6 +66,7 @@ class TrainingConfig:
     averaging: Literal["none", "ema", "asgd"] = "none"
     average_decay: float = 0.999
     average_from: int = 0
+    average_patience: int = 0
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     compile: bool | None = None
     checkpoint_activations: bool = False
@@ -85,7 +87,9 @@ class TrainingConfig:
             require(value is None or value > 0, f"training.{name}={value} must be above 0")
         for name in ("accumulate", "save_every", "keep"):
             require(getattr(self, name) >= 1, f"training.{name}={getattr(self, name)} must be at least 1")
-        for name in ("warmup", "weight_decay", "clip", "spike", "average_from", "validate_every", "patience", "seed"):
+        for name in ("warmup", "weight_decay", "clip", "spike", "validate_every", "patience", "seed"):
+            require(getattr(self, name) >= 0, f"training.{name}={getattr(self, name)} must not be negative")
+        for name in ("segment_jitter", "average_from", "average_patience"):
             require(getattr(self, name) >= 0, f"training.{name}={getattr(self, name)} must not be negative")
         for name in ("weight_dropout", "muon_momentum", "average_decay", "lr_floor", "cooldown"):
             require(0 <= getattr(self, name) < 1, f"training.{name}={getattr(self, name)} must lie in [0, 1)")
@@ -95,6 +99,13 @@ class TrainingConfig:
             self.patience == 0 or self.validate_every > 0,
             f"training.patience={self.patience} counts validations; set training.validate_every too",
         )
+        require(
+            not (self.compile and self.segment_jitter),
+            f"training.segment_jitter={self.segment_jitter} gives every step another length, and training.compile=true "
+            "would compile each; turn one of them off",
+        )
+        if self.average_patience:
+            self._check_trigger()
         for name, least in (("batch", 1), ("segment", 1), ("memory", 0)):
             _check_steps(name, getattr(self, name), least)
         for _, rows in as_steps(self.batch):
@@ -102,6 +113,15 @@ class TrainingConfig:
                 rows % self.accumulate == 0,
                 f"training.accumulate={self.accumulate} does not divide training.batch={rows}",
             )
+
+    def _check_trigger(self) -> None:
+        given = f"training.average_patience={self.average_patience}"
+        require(self.averaging == "asgd", f"{given} is when training.averaging='asgd' begins; set that too")
+        require(self.validate_every > 0, f"{given} counts validations; set training.validate_every too")
+        require(
+            self.average_from == 0,
+            f"{given} and training.average_from={self.average_from} both say when averaging begins; set one of them",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

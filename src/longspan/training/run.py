@@ -25,6 +25,7 @@ from longspan.training import snapshot
 from longspan.training.environment import describe
 from longspan.training.ledger import NotFiniteError
 from longspan.training.loop import Observer, Trainer
+from longspan.training.observers.average_trigger import AverageTrigger
 from longspan.training.observers.checkpoints import Checkpoints
 from longspan.training.observers.early_stop import EarlyStop
 from longspan.training.observers.metrics import Metrics
@@ -49,6 +50,8 @@ TUNABLE = {
     *(f"training.{key}" for key in ("lr", "muon_lr", "muon_momentum", "betas", "epsilon", "weight_decay")),
     *(f"training.{key}" for key in ("schedule", "warmup", "lr_floor", "cooldown", "clip", "spike")),
 }
+# Where averaging waits for validation, validation decides what a step computes.
+TRIGGERING = {"training.validate_every", "training.validate_tokens"}
 
 
 @dataclass(frozen=True)
@@ -198,6 +201,8 @@ def default_observers(recipe: Recipe, out: Path, text: Encoded) -> list[Observer
         observers.append(Validate(held_out, training.validate_every, training.validate_tokens))
     if training.patience:
         observers.append(EarlyStop(training.patience))
+    if training.average_patience:
+        observers.append(AverageTrigger(training.average_patience, training.validate_every))
     return [*observers, Checkpoints(out, training.save_every, training.keep)]
 
 
@@ -266,6 +271,7 @@ def check_start(recipe: Recipe, start: Verified, out: Path) -> None:
 def check_same(recipe: Recipe, stored: Recipe, where: Path, free: Set[str] = FREE) -> None:
     """A run goes on with the recipe it began with, save for its end and what watches it."""
     now, then = _flat(recipe), _flat(stored)
+    free = free - TRIGGERING if stored.training.average_patience else free
     for key in sorted(now.keys() | then.keys()):
         if now.get(key) != then.get(key) and key not in free and not key.startswith(("evaluation.", "expected.")):
             raise ConfigError(

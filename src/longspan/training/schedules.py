@@ -2,12 +2,27 @@
 
 import math
 
+import numpy as np
+
 from longspan.training.recipe import Steps, TrainingConfig, as_steps
 
 
 def value_at(schedule: int | Steps, step: int) -> int:
     """The value in force at `step` (counted from 0)."""
     return next(value for begin, value in reversed(as_steps(schedule)) if begin <= step)
+
+
+def segment_at(config: TrainingConfig, whole: int, step: int) -> int:
+    """The length of the segment at `step`, `whole` being that of the recipe: Merity et al. 2017, section 4.1.
+
+    With jitter s it is drawn from N(whole, s) nineteen times in twenty, else from N(whole / 2, s), so that segments
+    end elsewhere in every pass. The draw follows from the seed and the step alone: a resume draws it again.
+    """
+    if not config.segment_jitter:
+        return whole
+    chance = np.random.default_rng([config.seed, step])
+    mean = whole if chance.random() < 0.95 else whole / 2
+    return max(min(5, whole), int(chance.normal(mean, config.segment_jitter)))
 
 
 def progress(config: TrainingConfig, step: int, tokens: int, seconds: float) -> float:

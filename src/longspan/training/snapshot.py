@@ -60,6 +60,7 @@ def facts_of(trainer: Trainer) -> dict[str, Any]:
         "stopped_early": trainer.stopped_early,
         "data": trainer.lanes.state_dict(),
         "memories": len(trainer.states),
+        "averaging_began": None if trainer.average is None else trainer.average.began,
         "observers": {type(observer).__name__: facts for observer in trainer.observers if (facts := observer.facts())},
     }
 
@@ -95,6 +96,9 @@ def load(trainer: Trainer, verified: Verified) -> None:
         # More patience, or none asked for, takes up a run that had stopped early.
         waited = int(dict(noted.get("EarlyStop", {})).get("waited", 0))
         trainer.stopped_early = trainer.stopped_early and 0 < trainer.config.patience <= waited
+        if trainer.average is not None and trainer.config.average_patience:
+            began = facts["averaging_began"]
+            trainer.average.began = None if began is None else int(began)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path / FACTS} lacks or garbles {error}; the file is damaged") from None
     if trainer.average is not None:

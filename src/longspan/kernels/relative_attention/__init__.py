@@ -21,7 +21,7 @@ _forced: list[str] = []
 # Triton compiles its launchers with the machine's C compiler: without one there is no Triton. Looked up once, since a
 # compiled model cannot look things up.
 _COMPILER = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang") or shutil.which("cc")
-_TRITON_WORKS = importlib.util.find_spec("triton") is not None and _COMPILER is not None
+TRITON_WORKS = importlib.util.find_spec("triton") is not None and _COMPILER is not None
 
 
 @contextmanager
@@ -56,4 +56,4 @@ def relative_attention(
 def _fastest(query: Float[Tensor, "B H L D"]) -> str:
     """Fused where Triton can build it. One query has nothing to slide; torch's own attention is at its best there."""
     fits = query.dtype in (torch.bfloat16, torch.float32) and query.shape[2] > 1 and 32 <= query.shape[3] <= 128
-    return "fused" if query.is_cuda and fits and _TRITON_WORKS else "skewed"
+    return "fused" if query.is_cuda and fits and TRITON_WORKS else "skewed"

@@ -24,6 +24,21 @@ def relative_attention(
     `window` keeps distances 0..window-1 only; `first_key[b, i]` is the oldest key query i of row b may see (memory
     not yet filled, a document's beginning). Both never hide a query's own position.
     """
+    weights = attention_weights(query, key, distance, u, w, window=window, first_key=first_key)
+    return torch.nn.functional.dropout(weights, dropout) @ value
+
+
+def attention_weights(
+    query: Float[Tensor, "B H L D"],
+    key: Float[Tensor, "B H K D"],
+    distance: Float[Tensor, "H C D"],
+    u: Float[Tensor, "H D"],
+    w: Float[Tensor, "H D"],
+    *,
+    window: int | None = None,
+    first_key: Int[Tensor, "B L"] | None = None,
+) -> Float[Tensor, "B H L K"]:
+    """How much each query gives to each key."""
     scores = relative_scores(query, key, distance, u, w) / query.shape[-1] ** 0.5
     L, K = scores.shape[-2:]
     gap = distances(L, K, scores.device)
@@ -32,8 +47,7 @@ def relative_attention(
         hidden = hidden | (gap >= window)
     if first_key is not None:
         hidden = hidden | (torch.arange(K, device=scores.device) < first_key[:, None, :, None])
-    weights = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
-    return torch.nn.functional.dropout(weights, dropout) @ value
+    return torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
 
 
 def relative_scores(

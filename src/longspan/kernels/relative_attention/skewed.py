@@ -23,10 +23,11 @@ def relative_attention(
     window: int | None = None,
     first_key: Int[Tensor, "B L"] | None = None,
     dropout: float = 0.0,
+    added: Float[Tensor, "H C"] | None = None,
 ) -> Float[Tensor, "B H L D"]:
-    """As `reference.relative_attention` defines it."""
+    """As `reference.relative_attention` defines it; `added` is one number more per head and distance."""
     scale = query.shape[-1] ** -0.5
-    position = position_scores((query + w[:, None]) * scale, distance, key.shape[2], window)
+    position = position_scores((query + w[:, None]) * scale, distance, key.shape[2], window, added)
     if first_key is not None and (first_key.is_cuda or torch.compiler.is_compiling() or bool(first_key.max() > 0)):
         hidden = torch.arange(key.shape[2], device=key.device) < first_key[:, None, :, None]
         position = position.masked_fill(hidden, float("-inf"))
@@ -40,7 +41,11 @@ def relative_attention(
 
 
 def position_scores(
-    query: Float[Tensor, "B H L D"], distance: Float[Tensor, "H C D"], keys: int, window: int | None = None
+    query: Float[Tensor, "B H L D"],
+    distance: Float[Tensor, "H C D"],
+    keys: int,
+    window: int | None = None,
+    added: Float[Tensor, "H C"] | None = None,
 ) -> Float[Tensor, "B H L K"]:
     """(query_i) . r_{i-j} at [i, j] for every key, -inf where the distance is hidden; a view with row stride S - 1."""
     B, H, L, _ = query.shape
@@ -48,9 +53,11 @@ def position_scores(
     known = distance[:, max(distance.shape[1] - seen, 0) :]
     # Heads outermost: one product per head over all rows. Broadcasting r over the batch would copy it B times.
     rows, columns = query.transpose(0, 1).flatten(1, 2), known.transpose(1, 2)
+    more = None if added is None else added[:, None, added.shape[1] - known.shape[1] :]
     parts = (keys - seen, seen - known.shape[1], known.shape[1], L - 1)  # beyond, clamped, known, future
-    if torch.is_grad_enabled() and (query.requires_grad or distance.requires_grad):
-        scores = rows @ columns
+    learning = any(t is not None and t.requires_grad for t in (query, distance, added))
+    if torch.is_grad_enabled() and learning:
+        scores = rows @ columns if more is None else rows @ columns + more
         hidden = scores.new_full((), float("-inf"))
         fill = (hidden, scores[..., :1], scores, hidden)
         buffer = torch.cat([part.expand(H, B * L, n) for part, n in zip(fill, parts, strict=True)], dim=-1)
@@ -58,6 +65,8 @@ def position_scores(
         buffer = query.new_empty(H, B * L, S)
         beyond, clamped, scores, future = buffer.split(parts, dim=-1)
         torch.bmm(rows, columns, out=scores)
+        if more is not None:
+            scores.add_(more)
         beyond.fill_(float("-inf"))
         clamped.copy_(scores[..., :1].expand_as(clamped))
         future.fill_(float("-inf"))

@@ -1,0 +1,1 @@
+"""How fast, as a ratio to a rival in the same run."""

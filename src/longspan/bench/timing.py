@@ -1,0 +1,110 @@
+"""What every measurement shares: shapes by name, a clock, a line of a table."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from longspan.errors import UnknownNameError
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A shape, and how much of everything is measured."""
+
+    model: dict[str, Any]
+    attention: tuple[tuple[int, int], ...]  # memory, batch
+    train: tuple[int, int, int]  # batch, segment, memory
+    lengths: tuple[int, ...]  # attention lengths of evaluation
+    segment: int  # tokens read at once in evaluation
+    generate: tuple[tuple[int, int], ...]  # batch, memory
+
+
+def _shape(vocabulary: int, layers: int, width: int, heads: int) -> dict[str, Any]:
+    sizes = {"vocabulary": vocabulary, "layers": layers, "width": width, "heads": heads, "inner": 4 * width}
+    return {**sizes, "dropout": 0.0}
+
+
+PRESETS = {
+    "enwik8": Preset(
+        _shape(205, 12, 512, 8),
+        attention=((512, 64), (2048, 64), (8192, 16)),
+        train=(64, 512, 512),
+        lengths=(800, 1800, 2800, 3800),
+        segment=32768,
+        generate=((1, 1600), (64, 512)),
+    ),
+    "small": Preset(
+        _shape(256, 4, 128, 4),
+        attention=((128, 4), (512, 4)),
+        train=(8, 64, 64),
+        lengths=(128, 256),
+        segment=128,
+        generate=((1, 256), (8, 64)),
+    ),
+}
+
+
+def preset(name: str | None, device: torch.device) -> tuple[str, Preset]:
+    name = name or ("enwik8" if device.type == "cuda" else "small")
+    if name not in PRESETS:
+        raise UnknownNameError("preset", name, PRESETS)
+    return name, PRESETS[name]
+
+
+@dataclass(frozen=True)
+class Line:
+    """Ours against a rival. `ratio` says how many times as fast ours is; `by_count` what the operations alone would
+    give, so that a weak rival shows; `share` is the part of that which was reached."""
+
+    what: str
+    rival: str
+    unit: str
+    ours: float
+    theirs: float
+    tflops: float
+    their_tflops: float
+    by_count: float
+    memory_ratio: float | None = None
+
+    @property
+    def ratio(self) -> float:
+        return self.ours / self.theirs
+
+    def facts(self) -> dict[str, Any]:
+        return {**asdict(self), "ratio": self.ratio, "share": self.ratio / self.by_count}
+
+
+def seconds(call: Callable[[], Any], device: torch.device, least: float = 0.3, rounds: int = 5) -> float:
+    """The median time of a call over some rounds, each at least `least` seconds long; warm-up is not counted."""
+    for _ in range(2):
+        call()
+    repeat = max(1, round(least / max(_timed(call, 1, device), 1e-6)))
+    return statistics.median(_timed(call, repeat, device) for _ in range(rounds))
+
+
+def _timed(call: Callable[[], Any], repeat: int, device: torch.device) -> float:
+    wait(device)
+    began = time.perf_counter()
+    for _ in range(repeat):
+        call()
+    wait(device)
+    return (time.perf_counter() - began) / repeat
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def dense_flops(parameters: int) -> float:
+    """Operations per token forward: every weight is multiplied and added once."""
+    return 2.0 * parameters
+
+
+def attention_flops(config: Any, keys: float, products: int) -> float:
+    """Operations per token forward for so many keys; the four-term score needs three products, a plain one two."""
+    return 2.0 * products * keys * config.heads * config.head_size * config.layers

@@ -1,0 +1,129 @@
+"""One token per row: what a layer does to it, in few launches, reading each weight once.
+
+A step of generation moves little and launches much, so the launches are its cost. Two functions make a layer of four
+products in five of them; both write into what they are given and allocate nothing, so that a step can be recorded
+once and replayed.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from longspan.shapes import Float, Int, Tensor
+
+ACTIVATIONS = {None: 0, "relu": 1, "squared-relu": 2, "gelu": 3}
+WIDEST = 8192  # a program holds a row whole
+FEW_ROWS, ROWS = 4, 16
+SLOTS, MOST_SPLITS, PROGRAMS = 32, 32, 1024
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """A layer or RMS norm, as the kernels take it."""
+
+    gain: Tensor
+    shift: Tensor | None
+    eps: float
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "Norm | None":
+        if isinstance(module, nn.Identity):
+            return None
+        assert isinstance(module, nn.LayerNorm | nn.RMSNorm)
+        return cls(module.weight.detach(), getattr(module, "bias", None), module.eps or 0.0)
+
+
+def linear(
+    x: Float[Tensor, "B K"],
+    weight: Float[Tensor, "N K"],
+    bias: Float[Tensor, "N"] | None,
+    out: Float[Tensor, "B N"],
+    *,
+    norm: Norm | None = None,
+    activation: str | None = None,
+    residual: Float[Tensor, "B N"] | None = None,
+    residual_norm: Norm | None = None,
+) -> None:
+    """out = residual_norm(residual) + activation(norm(x) W^T + b)."""
+    from longspan.kernels.one_token.kernels import row_kernel, rows_kernel
+
+    B, N, K = x.shape[0], *weight.shape
+    given = (x, weight, bias, out, *_parts(norm), residual, *_parts(residual_norm), B)
+    shape: dict[str, Any] = {
+        "N": N,
+        "K": K,
+        "BN": _power(N),
+        "BK": _power(K),
+        "NORM": _kind(norm),
+        "ACTIVATION": ACTIVATIONS[activation],
+        "RESIDUAL": residual is not None,
+        "RESIDUAL_NORM": _kind(residual_norm),
+        "BIAS": bias is not None,
+        "num_warps": 4,
+    }
+    if B < FEW_ROWS:
+        columns = max(1, min(16, 8192 // _power(K)))
+        row_kernel[(-(-N // columns), B)](*given, COLUMNS=columns, **shape)
+        return
+    columns, inner = 32 if N > 1024 else 16, min(256, _power(K))
+    rows_kernel[(-(-N // columns), -(-B // ROWS))](
+        *given, COLUMNS=columns, ROWS=ROWS, INNER=inner, PRECISION=_precision(x), num_stages=3, **shape
+    )
+
+
+def ring_attention(
+    qkv: Float[Tensor, "B 3 H D"],
+    keys: Float[Tensor, "B H S D"],
+    values: Float[Tensor, "B H S D"],
+    distance: Float[Tensor, "H C D"],
+    u: Float[Tensor, "H D"],
+    w: Float[Tensor, "H D"],
+    written: Int[Tensor, ""],
+    partial: Float[Tensor, "R P"],
+    out: Float[Tensor, "B H D"],
+) -> None:
+    """The four-term attention of the newest token over a ring of S slots, into which its key and value go.
+
+    `written` counts the tokens before this one: it goes to slot `written % S`, and the slot written a steps ago lies at
+    distance a. `partial` is room for `partial_size` numbers.
+    """
+    from longspan.kernels.one_token.kernels import combine_kernel, ring_kernel
+
+    B, H, S, D = keys.shape
+    splits = split_count(B * H, S)
+    width = _power(D)
+    ring_kernel[(B * H, splits)](
+        qkv, keys, values, distance, u, w, written, partial, out, H, S, distance.shape[1], distance.stride(0),
+        distance.stride(1), D**-0.5,
+        D=D, BD=width, SLOTS=SLOTS, SPLITS=splits, num_warps=1 if B * H >= 256 else 4,
+    )  # fmt: skip
+    if splits > 1:
+        combine_kernel[(B * H,)](partial, out, D=D, BD=width, SPLITS=splits, PADDED=_power(splits), num_warps=2)
+
+
+def split_count(rows: int, slots: int) -> int:
+    """Programs per row and head: enough that the device is busy, none with less than a block to do."""
+    return max(1, min(MOST_SPLITS, PROGRAMS // rows, -(-slots // SLOTS)))
+
+
+def partial_size(rows: int, slots: int, head_width: int) -> tuple[int, int]:
+    return rows, split_count(rows, slots) * (head_width + 2)
+
+
+def _parts(norm: Norm | None) -> tuple[Any, Any, float]:
+    return (None, None, 0.0) if norm is None else (norm.gain, norm.shift, norm.eps)
+
+
+def _kind(norm: Norm | None) -> int:
+    """0 none, 1 layer, 2 RMS."""
+    return 0 if norm is None else 1 if norm.shift is not None else 2
+
+
+def _precision(x: Tensor) -> str:
+    return "ieee" if x.dtype == torch.float32 else "tf32"
+
+
+def _power(size: int) -> int:
+    return max(16, 1 << (size - 1).bit_length())

@@ -1,0 +1,36 @@
+"""Relative attention through a soft mask of distance (Sukhbaatar et al. 2019, eq. 3 and 4)."""
+
+from longspan.kernels.relative_attention import skewed
+from longspan.shapes import Float, Int, Tensor
+
+
+def span_attention(
+    query: Float[Tensor, "B H L D"],
+    key: Float[Tensor, "B H K D"],
+    value: Float[Tensor, "B H K D"],
+    distance: Float[Tensor, "H C D"],
+    u: Float[Tensor, "H D"],
+    w: Float[Tensor, "H D"],
+    log_mask: Float[Tensor, "H C"],
+    *,
+    first_key: Int[Tensor, "B L"] | None = None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "B H L D"]:
+    """a_ij = m(i-j) exp(s_ij) / sum_q m(i-q) exp(s_iq), with the scores s of relative attention; reads sum_j a_ij v_j.
+
+    Columns of `log_mask` are log m of the distances C-1, ..., 0, as those of `distance`; beyond C-1 m is 0. To multiply
+    by m before the sum is to add log m to the score, so the mask is one number per head and column of the position
+    scores, and slides with them.
+    """
+    return skewed.relative_attention(
+        query,
+        key,
+        value,
+        distance,
+        u,
+        w,
+        window=log_mask.shape[1],
+        first_key=first_key,
+        dropout=dropout,
+        added=log_mask,
+    )

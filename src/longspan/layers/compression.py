@@ -1,0 +1,146 @@
+"""Compression functions of Rae et al. 2019 (section 3.2), and the loss that trains one (algorithm 2).
+
+Each makes count / rate slots of the `count` oldest positions of a memory.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from longspan.layers.attention import Attention, split_heads
+from longspan.layers.transformer import Residual
+from longspan.shapes import Bool, Float, Int, Tensor
+
+
+class Compression(nn.Module, ABC):
+    """rate positions in, one slot out."""
+
+    chooses = False
+    """Whether slots are positions chosen by how much they were attended to; the rest are made of whole blocks."""
+
+    def __init__(self, width: int, rate: int) -> None:
+        super().__init__()
+        self.width, self.rate = width, rate
+
+    @abstractmethod
+    def forward(
+        self, memory: Float[Tensor, "B N D"], count: int, usage: Float[Tensor, "B O"] | None = None
+    ) -> Float[Tensor, "B S D"]:
+        """Slots of the first `count` positions; `usage` is the attention each of them had, where it is asked for."""
+
+
+class MeanPooling(Compression):
+    def forward(
+        self,
+        memory: Float[Tensor, "B N D"],
+        count: int,
+        usage: Float[Tensor, "B O"] | None = None,  # noqa: ARG002
+    ) -> Float[Tensor, "B S D"]:
+        return memory[:, :count].unflatten(1, (-1, self.rate)).mean(dim=2)
+
+
+class MaxPooling(Compression):
+    def forward(
+        self,
+        memory: Float[Tensor, "B N D"],
+        count: int,
+        usage: Float[Tensor, "B O"] | None = None,  # noqa: ARG002
+    ) -> Float[Tensor, "B S D"]:
+        return memory[:, :count].unflatten(1, (-1, self.rate)).amax(dim=2)
+
+
+class Convolution(Compression):
+    """A 1D convolution whose kernel and stride are the rate; it begins as the mean of its block.
+
+    Dilated, its taps lie `dilation` apart and reach into newer positions (never older ones: those may be another
+    document's); beyond the last there are zeros. The paper names no dilation; ours is 2.
+    """
+
+    def __init__(self, width: int, rate: int, dilation: int = 1) -> None:
+        super().__init__(width, rate)
+        self.convolution = nn.Conv1d(width, width, rate, stride=rate, dilation=dilation)
+        self.ahead = (rate - 1) * (dilation - 1)
+
+    @torch.no_grad()
+    def begin_as_mean(self) -> None:
+        mean = torch.eye(self.width, device=self.convolution.weight.device) / self.rate
+        self.convolution.weight.add_(mean[:, :, None])
+
+    def forward(
+        self,
+        memory: Float[Tensor, "B N D"],
+        count: int,
+        usage: Float[Tensor, "B O"] | None = None,  # noqa: ARG002
+    ) -> Float[Tensor, "B S D"]:
+        read = memory[:, : count + self.ahead].transpose(1, 2)
+        return self.convolution(F.pad(read, (0, count + self.ahead - read.shape[2]))).transpose(1, 2)
+
+
+class DilatedConvolution(Convolution):
+    def __init__(self, width: int, rate: int) -> None:
+        super().__init__(width, rate, dilation=2)
+
+
+class MostUsed(Compression):
+    """The positions that were attended to most, in the order of the text; nothing is mixed."""
+
+    chooses = True
+
+    def forward(
+        self, memory: Float[Tensor, "B N D"], count: int, usage: Float[Tensor, "B O"] | None = None
+    ) -> Float[Tensor, "B S D"]:
+        assert usage is not None
+        best = usage.topk(count // self.rate, dim=1).indices.sort(dim=1).values
+        return memory[:, :count].gather(1, best[:, :, None].expand(-1, -1, memory.shape[2]))
+
+
+COMPRESSIONS: dict[str, type[Compression]] = {
+    "mean": MeanPooling,
+    "max": MaxPooling,
+    "convolution": Convolution,
+    "dilated": DilatedConvolution,
+    "most-used": MostUsed,
+}
+
+
+def reconstruction_loss(
+    attention: Attention,
+    residual: Residual,
+    h: Float[Tensor, "B L E"],
+    old: Float[Tensor, "B O E"],
+    slots: Float[Tensor, "B S E"],
+    valid: Int[Tensor, "B"],
+) -> Float[Tensor, ""]:
+    """mean | attend(h, old) - attend(h, slots) |^2 with attend(h, m) = softmax(h Wq (m Wk)^T / sqrt(D)) m Wv.
+
+    Everything but `slots` is held fixed, the projections too: its gradient reaches what made the slots and nothing
+    else. `valid` slots at the end of each row count; a row without any is left out.
+    """
+    rate = old.shape[1] // slots.shape[1]
+
+    def frozen(linear: nn.Linear, x: Float[Tensor, "B T E"]) -> Float[Tensor, "B H T D"]:
+        return split_heads(F.linear(_frozen_inputs(residual, x), linear.weight.detach()), attention.heads)
+
+    def attend(memory: Float[Tensor, "B T E"], last: Int[Tensor, "B"]) -> Float[Tensor, "B H L D"]:
+        seen = _last(last, memory.shape[1])[:, None, None]
+        keys, values = frozen(attention.key, memory), frozen(attention.value, memory)
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=seen)
+
+    query = frozen(attention.query, h.detach())
+    there = valid > 0
+    last = torch.where(there, valid, slots.shape[1])  # a softmax over nothing has no value
+    wrong = (attend(old.detach(), last * rate) - attend(slots, last)).square().mean(dim=(1, 2, 3))
+    return torch.where(there, wrong, 0.0).sum() / there.sum().clamp(min=1)
+
+
+def _last(count: Int[Tensor, "B"], size: int) -> Bool[Tensor, "B S"]:
+    return torch.arange(size, device=count.device) >= size - count[:, None]
+
+
+def _frozen_inputs(residual: Residual, x: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:
+    if not residual.before:
+        return x
+    frozen = {name: parameter.detach() for name, parameter in residual.norm.named_parameters()}
+    return torch.func.functional_call(residual.norm, frozen, (x,))

@@ -1,0 +1,42 @@
+"""Convolutions that look only to the left."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from longspan.shapes import Float, Int, Tensor
+
+
+class CausalSeparableConvolution(nn.Module):
+    """y_t = W (sum_k d_k * x_{t-k}) + b, k = 0 .. kernel-1: a filter per unit, then a mix of units.
+
+    What lies before the segment or before the document's first token counts as zeros.
+    """
+
+    def __init__(self, width: int, out: int, kernel: int) -> None:
+        super().__init__()
+        self.depthwise = nn.Parameter(torch.empty(kernel, width))  # row k is for the token k places back
+        self.pointwise = nn.Linear(width, out)
+        self.reset()
+
+    def reset(self) -> None:
+        """Filters that keep the size of what they read."""
+        nn.init.normal_(self.depthwise, std=self.depthwise.shape[0] ** -0.5)
+
+    def forward(self, x: Float[Tensor, "B T D"], first_key: Int[Tensor, "B T"] | None = None) -> Float[Tensor, "B T E"]:
+        """`first_key[b, t]` is the oldest position that position t of row b may see."""
+        return self.pointwise(self._filter(x) if first_key is None else self._filter_within(x, first_key))
+
+    def _filter(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        kernel, width = self.depthwise.shape
+        padded = F.pad(x.transpose(1, 2), (kernel - 1, 0))
+        return F.conv1d(padded, self.depthwise.flip(0).t()[:, None].to(x.dtype), groups=width).transpose(1, 2)
+
+    def _filter_within(self, x: Float[Tensor, "B T D"], first_key: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        T = x.shape[1]
+        age = (torch.arange(T, device=x.device) - first_key)[..., None]
+        total = x * self.depthwise[0].to(x.dtype)
+        for k, tap in enumerate(self.depthwise[1:T], start=1):
+            before = F.pad(x, (0, 0, k, 0))[:, :T]
+            total = total + before.masked_fill(age < k, 0.0) * tap.to(x.dtype)
+        return total

@@ -1,0 +1,36 @@
+"""Ways to drop that torch does not have: the same units at every position, and all of a word."""
+
+from torch import nn
+from torch.nn import functional as F
+
+from longspan.shapes import Float, Int, Tensor
+
+
+class LockedDropout(nn.Module):
+    """One mask per row for all positions of a call: variational dropout, Gal & Ghahramani 2016."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Float[Tensor, "... T D"]) -> Float[Tensor, "... T D"]:
+        if not self.training or self.rate == 0.0:
+            return x
+        return x * F.dropout(x.new_ones(*x.shape[:-2], 1, x.shape[-1]), self.rate)
+
+
+class WordDropout(nn.Module):
+    """Drops rows of the embedding table, so a word everywhere it stands in a call: Gal & Ghahramani 2016.
+
+    The factor of each row is looked up and put on the vectors instead, which are linear in the table: the numbers are
+    the same, and a tied softmax keeps the whole table.
+    """
+
+    def __init__(self, vocabulary: int, rate: float) -> None:
+        super().__init__()
+        self.vocabulary, self.rate = vocabulary, rate
+
+    def forward(self, embedded: Float[Tensor, "B T D"], tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        if not self.training or self.rate == 0.0:
+            return embedded
+        return embedded * F.dropout(embedded.new_ones(self.vocabulary), self.rate)[tokens][..., None]

@@ -1,0 +1,79 @@
+"""What every family's config has: its shape, how tokens become vectors and back, and checks that tell in a sentence."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from longspan.errors import ConfigError
+from longspan.layers.adaptive_softmax import AdaptiveSoftmax
+from longspan.layers.embedding import AdaptiveEmbedding
+
+# Beyond any model; what lies further would fail deep inside torch, or fill the machine before it does.
+LARGEST = {"layers": 4096, "steps": 4096}
+LARGEST |= dict.fromkeys(("width", "heads", "head_width", "inner", "embedding_width"), 2**20)
+LARGEST |= {"vocabulary": 2**24, "div_val": 2**20}
+LARGEST |= dict.fromkeys(
+    ("segment", "memory", "clamp", "max_distance", "compressed", "rate", "span", "ramp"), 2**31 - 1
+)
+
+
+def require(holds: bool, sentence: str) -> None:
+    if not holds:
+        raise ConfigError(sentence)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Shape, dropout, token embedding and softmax; a kind of model adds what its layers are made of."""
+
+    vocabulary: int = 256
+    layers: int = 6
+    width: int = 256
+    segment: int = 128
+    dropout: float = 0.1
+    embedding_width: int | None = None
+    cutoffs: tuple[int, ...] = ()
+    div_val: int = 1
+    tie_embedding: bool = True
+    tie_projections: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "layers", "width", "segment", "div_val"):
+            require(getattr(self, name) >= 1, f"model.{name}={getattr(self, name)} must be at least 1")
+        for name, most in LARGEST.items():
+            value = getattr(self, name, None)
+            require(value is None or value <= most, f"model.{name}={value} is beyond the largest, {most}")
+        self.require_width("embedding_width")
+        self.require_rate("dropout")
+        rising = all(a < b for a, b in pairwise((0, *self.cutoffs, self.vocabulary)))
+        require(
+            rising,
+            f"model.cutoffs={list(self.cutoffs)} must rise and lie between 0 and the vocabulary of {self.vocabulary}",
+        )
+        narrowest = (self.embedding_width or self.width) // self.div_val ** len(self.cutoffs)
+        require(
+            narrowest >= 1,
+            f"model.div_val={self.div_val} leaves the rarest of {len(self.cutoffs) + 1} clusters no width; "
+            "try a smaller div_val or fewer cutoffs",
+        )
+
+    def require_width(self, name: str) -> None:
+        """A width that may be left out is at least 1 where it is given."""
+        value = getattr(self, name)
+        require(value is None or value >= 1, f"model.{name}={value} must be at least 1")
+
+    def require_rate(self, name: str) -> None:
+        require(0 <= getattr(self, name) < 1, f"model.{name}={getattr(self, name)} must lie in [0, 1)")
+
+    def make_embedding(self, *, scaled: bool = True) -> AdaptiveEmbedding:
+        return AdaptiveEmbedding(
+            self.vocabulary, self.width, self.embedding_width or self.width, self.cutoffs, self.div_val, scaled=scaled
+        )
+
+    def make_head(self, embedding: AdaptiveEmbedding) -> AdaptiveSoftmax:
+        return AdaptiveSoftmax(
+            embedding,
+            self.vocabulary,
+            self.cutoffs,
+            tie_embedding=self.tie_embedding,
+            tie_projections=self.tie_projections,
+        )

@@ -1,0 +1,47 @@
+"""The two forms a memory of earlier positions takes: hidden states, or the keys and values they project to."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from longspan.contract import State
+from longspan.errors import StateError
+from longspan.memory.segments import keep_last
+from longspan.shapes import Float, Tensor
+
+
+def empty_memory(config: Any, like: Tensor, batch: int, *, projected: bool) -> State:
+    """Nothing read yet. Memory holds hidden states while training, since gradients reach Wk and Wv through them; with
+    fixed weights it holds projected keys and values, which give the same numbers and are made once."""
+    if projected:
+        empty = like.new_zeros(batch, config.heads, 0, config.head_size)
+        parts = {"keys": (empty,) * config.layers, "values": (empty,) * config.layers}
+    else:
+        parts = {"hidden": (like.new_zeros(batch, 0, config.width),) * config.layers}
+    return State(torch.zeros(batch, dtype=torch.int64, device=like.device), parts)
+
+
+def require_memory(state: State, batch: int, layers: int) -> None:
+    """A state of as many rows and layers, in one of the two forms."""
+    state.require_rows(batch)
+    names, counts = set(state.parts), {len(part) for part in state.parts.values()}
+    if counts != {layers} or names not in ({"hidden"}, {"keys", "values"}):
+        raise StateError(
+            f"this state holds {sorted(names)} of {sorted(counts)} layers; "
+            f"this model of {layers} layers needs 'hidden', or 'keys' and 'values'"
+        )
+
+
+def with_memory(
+    layer: Any, h: Float[Tensor, "B T E"], memory: Mapping[str, Tensor], capacity: int
+) -> tuple[Float[Tensor, "B H K D"], Float[Tensor, "B H K D"], dict[str, Tensor]]:
+    """A layer's keys and values of [memory; segment], and the memory after the segment, in the form it had."""
+    if "hidden" in memory:
+        context = torch.cat([memory["hidden"].to(h.dtype), h], dim=1)
+        return *layer.keys_values(context), {"hidden": keep_last(context, h, capacity, 1)}
+    new_keys, new_values = layer.keys_values(h)
+    keys = torch.cat([memory["keys"].to(new_keys.dtype), new_keys], dim=2)
+    values = torch.cat([memory["values"].to(new_values.dtype), new_values], dim=2)
+    kept = {"keys": keep_last(keys, new_keys, capacity, 2), "values": keep_last(values, new_values, capacity, 2)}
+    return keys, values, kept

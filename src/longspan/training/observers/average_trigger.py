@@ -1,0 +1,31 @@
+"""Averaging that begins when validation stops improving."""
+
+from typing import Any
+
+from longspan.training.loop import Observer, Trainer, Validation
+
+
+class AverageTrigger(Observer):
+    """The non-monotonic trigger of NT-ASGD (Merity et al. 2017, algorithm 1): averaging begins at the first score that
+    is worse than the best of those more than `patience` validations before it.
+
+    Only regular validations count, not the one at a run's end: a run that is made longer must not notice.
+    """
+
+    def __init__(self, patience: int, every: int) -> None:
+        self.patience, self.every = patience, every
+        self.scores: list[float] = []
+
+    def validated(self, trainer: Trainer, validation: Validation) -> None:
+        average = trainer.average
+        if average is None or average.began is not None or validation.step % self.every:
+            return
+        if any(score < validation.nats for score in self.scores[: -self.patience]):
+            average.began = validation.step - 1  # the weights that were scored are the first of the mean
+        self.scores.append(validation.nats)
+
+    def facts(self) -> dict[str, Any]:
+        return {"scores": self.scores} if self.scores else {}
+
+    def restore(self, facts: dict[str, Any]) -> None:
+        self.scores = [float(score) for score in facts.get("scores", [])]

@@ -1,0 +1,142 @@
+"""The LSTM against torch.nn.LSTM stepped by hand, one token at a time."""
+
+import pytest
+import torch
+from torch import nn
+
+from longspan.contract import UNBOUNDED
+from longspan.errors import ConfigError, StateError
+from longspan.layers import lstm as layer_module
+from longspan.models.families import build
+
+SHAPE = {"vocabulary": 11, "layers": 3, "width": 7, "inner": 12, "segment": 8, "dropout": 0.0}
+
+
+def make(dtype: torch.dtype = torch.float32, family: str = "lstm", **changes: object) -> nn.Module:
+    torch.manual_seed(3)
+    model = build(family, {**SHAPE, **changes}).to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.5)
+    return model
+
+
+def torch_layers(model: nn.Module) -> list[nn.LSTM]:
+    """torch's own layers, sharing the weights of ours."""
+    copies = []
+    for layer in model.layers:
+        own = nn.LSTM(layer.input.in_features, layer.hidden.in_features, batch_first=True)
+        own = own.to(layer.input.weight.dtype)
+        own.weight_ih_l0, own.bias_ih_l0 = layer.input.weight, layer.input.bias
+        own.weight_hh_l0, own.bias_hh_l0 = layer.hidden.weight, layer.hidden.bias
+        copies.append(own)
+    return copies
+
+
+def stepped(model: nn.Module, tokens: torch.Tensor, starts: torch.Tensor | None = None) -> list[torch.Tensor]:
+    """The embedding and every layer's output, token by token; at a start that row's h and c are zeros."""
+    x = model.embedding.tables[0][tokens]
+    hidden = [x]
+    for own in torch_layers(model):
+        state = tuple(x.new_zeros(1, len(tokens), own.hidden_size) for _ in range(2))
+        steps = []
+        for t in range(tokens.shape[1]):
+            if starts is not None:
+                state = tuple(torch.where(starts[None, :, t, None], 0.0, part) for part in state)
+            y, state = own(hidden[-1][:, t : t + 1], state)
+            steps.append(y)
+        hidden.append(torch.cat(steps, dim=1))
+    return hidden
+
+
+def some_text(rows: int = 3, count: int = 23) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(11, (rows, count), generator=torch.Generator().manual_seed(1))
+    starts = torch.zeros(rows, count, dtype=torch.bool)
+    for row, place in ((0, 0), (1, 4), (0, 9), (2, 9), (1, 22)):
+        if row < rows and place < count:
+            starts[row, place] = True
+    return tokens, starts
+
+
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("cuts", [[23], [1, 4, 5, 13], [9, 14]])
+def test_every_layer_is_torchs_own_stepped_by_hand(documents: bool, cuts: list[int]) -> None:
+    model = make().eval()
+    tokens, starts = some_text()
+    expected = stepped(model, tokens, starts if documents else None)
+    state, pieces = None, []
+    with torch.no_grad():
+        for piece, begins in zip(tokens.split(cuts, 1), starts.split(cuts, 1), strict=True):
+            hidden, state = model.hidden_states(piece, state, begins if documents else None)
+            pieces.append(hidden)
+    for found, wanted in zip(zip(*pieces, strict=True), expected, strict=True):
+        torch.testing.assert_close(torch.cat(found, 1), wanted, rtol=0, atol=1e-5)
+    logits, _ = model(tokens, None, starts if documents else None)
+    table, bias = model.embedding.tables[0], model.head.biases[0]
+    torch.testing.assert_close(logits, expected[-1] @ table.T + bias, rtol=0, atol=1e-5)
+
+
+def test_gradients_are_those_of_the_steps() -> None:
+    model = make(torch.float64).train()
+    tokens, starts = some_text()
+    weight = torch.randn(3, 23, 7, dtype=torch.float64)
+    parameters = [model.embedding.tables[0], *model.layers.parameters()]
+    read, _ = model.hidden_states(tokens, None, starts)
+    found = torch.autograd.grad((read[-1] * weight).sum(), parameters)
+    expected = torch.autograd.grad((stepped(model, tokens, starts)[-1] * weight).sum(), parameters)
+    for gradient, wanted in zip(found, expected, strict=True):
+        assert wanted.abs().max() > 1e-3
+        torch.testing.assert_close(gradient, wanted, rtol=0, atol=1e-10)
+
+
+def test_a_segment_is_one_call_per_layer_and_one_more_per_place_a_document_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, calls, kernel = make().eval(), [], layer_module.lstm
+    monkeypatch.setattr(layer_module, "lstm", lambda x, *rest: calls.append(x.shape[1]) or kernel(x, *rest))
+    tokens, starts = some_text()
+    model.hidden_states(tokens)
+    assert calls == [23] * 3
+    calls.clear()
+    model.hidden_states(tokens, None, starts)
+    assert calls == [4, 5, 13, 1] * 3
+
+
+def test_no_distance_hides_a_token_and_the_state_is_small() -> None:
+    model = make(torch.float64).eval()
+    assert model.reach == UNBOUNDED
+    assert model.state_size == 2 * (12 + 12 + 7)
+    tokens, _ = some_text(1, 80)
+    changed = tokens.clone()
+    changed[0, 0] = (changed[0, 0] + 1) % 11
+    with torch.no_grad():
+        felt = (model(tokens)[0][0, -1] - model(changed)[0][0, -1]).abs().max()
+    assert felt > 1e-12
+
+
+def test_dropout_is_of_what_goes_up_and_never_along_time() -> None:
+    """With no way up (W = 0) the layers run on their biases and on what they carry, which dropout must not touch."""
+    model = make(dropout=0.5, layers=1).train()
+    with torch.no_grad():
+        model.layers[0].input.weight.zero_()
+    tokens, _ = some_text()
+    outputs = [model.read(tokens, None, None)[1] for _ in range(2)]
+    assert torch.equal(*outputs)
+    assert not torch.equal(*[model.hidden_states(tokens)[0][-1] for _ in range(2)])
+
+
+def test_a_state_of_another_family_or_depth_is_refused() -> None:
+    tokens, _ = some_text(1)
+    state = make().initial_state(1)
+    half = type(state)(state.length, {"h": state.parts["h"]})
+    with pytest.raises(StateError, match=r"\['h'\] of \[3\] layers; this model of 3 layers needs 'h' and 'c'"):
+        make().hidden_states(tokens, half)
+    with pytest.raises(StateError, match=r"of \[3\] layers; this model of 2 layers"):
+        make(layers=2).hidden_states(tokens, make().initial_state(1))
+
+
+def test_a_bad_shape_is_told_in_a_sentence() -> None:
+    with pytest.raises(ConfigError, match=r"model.inner=0 must be at least 1"):
+        make(inner=0)
+    with pytest.raises(ConfigError, match=r"no key called 'model.heads'"):
+        make(heads=2)

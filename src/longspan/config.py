@@ -67,8 +67,19 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
     elif (hint is int and isinstance(value, int) and not isinstance(value, bool)) or (
         hint in (str, bool) and isinstance(value, hint)
     ):
+        if isinstance(value, str):
+            require_unicode(value, key)
         return value
     raise ConfigError(f"{key}={show(value)} is of the wrong type; it takes {_type_name(hint)}")
+
+
+def require_unicode(text: str, key: str) -> None:
+    """A shell can hand over bytes that are no text; no file of ours could hold them."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        shown = text.encode("utf-8", "replace").decode()
+        raise ConfigError(f"{key}={show(shown)} is not UTF-8; give it another name") from None
 
 
 def _type_name(hint: Any) -> str:
@@ -146,7 +157,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a mark
     except FileNotFoundError:
         raise ConfigError(f"there is no file {path}") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -172,11 +183,11 @@ def to_toml(values: Mapping[str, Any]) -> str:
 
 
 def show(value: Any) -> str:
-    """A plain value as TOML writes it (JSON's strings, numbers and lists are TOML's too)."""
+    """A plain value as TOML writes it (JSON's strings, DEL aside, numbers and lists are TOML's too)."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple | list):
         return f"[{', '.join(show(item) for item in value)}]"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)

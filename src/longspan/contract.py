@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from longspan.errors import StateError
+from longspan.errors import DataError, StateError
 from longspan.shapes import Bool, Float, Int, Tensor
 
 STATE_VERSION = 1
@@ -195,6 +195,7 @@ class LanguageModel(nn.Module, ABC):
     def forward(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
     ) -> tuple[Float[Tensor, "B T V"], State]:
+        require_segment(tokens, starts=starts)
         hidden, state = self.hidden_states(tokens, state, starts)
         return self.head.logits(hidden[-1]), state
 
@@ -206,6 +207,7 @@ class LanguageModel(nn.Module, ABC):
         starts: Bool[Tensor, "B T"] | None = None,
     ) -> tuple[Float[Tensor, "B T"], State]:
         """One loss per token in nats, in the order of the tokens."""
+        require_segment(tokens, targets=targets, starts=starts)
         hidden, state = self.hidden_states(tokens, state, starts)
         return self.head.losses(hidden[-1], targets), state
 
@@ -239,6 +241,20 @@ class LanguageModel(nn.Module, ABC):
     def decoder(self, state: State | None = None, batch: int = 1) -> Decoder:
         """Reads one token per row at a time; families with a faster way override this."""
         return StreamDecoder(self, self.initial_state(batch) if state is None else state)
+
+
+def require_segment(tokens: Tensor, **beside: Tensor | None) -> None:
+    """Tokens are whole numbers, [B, T] with at least one row and one token, and what comes beside them is as large."""
+    if tokens.dim() != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool:
+        shape = list(tokens.shape)
+        raise DataError(f"tokens are {tokens.dtype} of shape {shape}; hand over whole numbers of shape [batch, time]")
+    if not tokens.numel():
+        raise DataError(f"the segment is empty, of shape {list(tokens.shape)}; hand over at least one token of one row")
+    for name, tensor in beside.items():
+        if tensor is not None and tensor.shape != tokens.shape:
+            raise DataError(
+                f"{name} have shape {list(tensor.shape)} and the tokens {list(tokens.shape)}; make them agree"
+            )
 
 
 class StreamDecoder:

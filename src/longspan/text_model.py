@@ -14,7 +14,7 @@ from longspan.checkpoints.model_folder import load_model
 from longspan.checkpoints.states import load_state, save_state
 from longspan.contract import LanguageModel, State
 from longspan.device import find_device, find_dtype
-from longspan.errors import DataError, StateError
+from longspan.errors import ConfigError, DataError, StateError
 from longspan.evaluation.likelihood import Tally, stream_losses
 from longspan.generation.sampling import Sampling
 from longspan.generation.session import Session, TextStream
@@ -156,6 +156,8 @@ class TextModel:
         seed: int = 0,
     ) -> str:
         """The tokens that follow the prompt, as text."""
+        if max_new_tokens < 0:
+            raise ConfigError(f"max_new_tokens={max_new_tokens} must not be negative")
         sampling = Sampling(temperature, top_k, top_p, min_p)
         session = self.session(prompt, seed=seed)
         self.spelled(session, prompt)

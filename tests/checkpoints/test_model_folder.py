@@ -43,6 +43,17 @@ def test_round_trip(tmp_path: Path, small: Small, form: str) -> None:
     assert "drawn at random" in (tmp_path / "m" / "README.md").read_text()
 
 
+def test_the_card_may_be_edited(tmp_path: Path, small: Small) -> None:
+    model, tokens = small("plain")
+    digest = save_model(tmp_path / "m", model, tokens)
+    with (tmp_path / "m" / "README.md").open("a") as card:
+        card.write("It likes sonnets.\n")
+    assert load_model(tmp_path / "m").hash == digest
+    (tmp_path / "m" / "README.md").unlink()
+    with pytest.raises(CheckpointError, match=r"README.md is missing"):
+        load_model(tmp_path / "m")
+
+
 def test_shared_tensors_are_stored_once_and_shared_again(tmp_path: Path, small: Small) -> None:
     model, tokens = small("adaptive")
     save_model(tmp_path / "m", model, tokens)

@@ -38,7 +38,7 @@ def flip(content: bytes, choose: random.Random, end: int | None = None) -> bytes
 
 def damage(files: Files, choose: random.Random) -> Files:
     """Damage as a disk or a hand does it: the manifest stays as it was, or is what is damaged."""
-    name, other = choose.sample(sorted(files), 2)
+    name, other = choose.sample(sorted(files.keys() - {"README.md"}), 2)
     content, cut = files[name], choose.randrange(len(files[name]))
     kind = choose.randrange(8)
     if kind == 0:

@@ -1,6 +1,8 @@
 """`longspan eval`, against losses computed by hand from the model it evaluates."""
 
+import errno
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -127,3 +129,21 @@ def test_sliding_stops_at_a_document_s_beginning_as_streaming_does(cli: Cli, mod
         assert cli("eval", model, "--data", "two/b.txt", "--losses", "b.npy", *flags).code == 0
         if "--sliding" in flags:
             np.testing.assert_allclose(np.load("both.npy")[-len(np.load("b.npy")) :], np.load("b.npy"), atol=1e-5)
+
+
+def test_losses_replace_no_device_and_reserve_their_room(cli: Cli, model: Path, text: Path, monkeypatch) -> None:
+    os.mkfifo("pipe")
+    cli("eval", model, "--data", text, "--losses", "pipe").refused("--losses pipe is a device or a pipe")
+    cli("generate", model, "-n", 2, "--save-state", "pipe").refused("--save-state pipe is a device or a pipe")
+    assert Path("pipe").is_fifo()
+    told = cli("eval", model, "--data", text, "--losses", "/proc/l.npy")
+    told.refused("--losses /proc/l.npy cannot be written")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    # Where room is not taken beforehand, a mapped file that meets a full disk ends the process by SIGBUS.
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    before = set(Path().iterdir())
+    cli("eval", model, "--data", text, "--losses", "l.npy").refused("--losses l.npy cannot be written: No space left")
+    assert set(Path().iterdir()) == before

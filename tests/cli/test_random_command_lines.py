@@ -1,11 +1,17 @@
 """Whatever is typed: an exit code of 0 or 2, one sentence where it is 2, never a traceback."""
 
 import io
+import os
 import random
 import shutil
+import typing
 from pathlib import Path
 
 import pytest
+
+from longspan.config import keys
+from longspan.models.families import FAMILIES
+from longspan.training.recipe import SECTIONS
 
 from .conftest import Cli
 
@@ -143,3 +149,50 @@ def test_no_command_line_ends_in_a_traceback(
         for path in place.iterdir():
             if path.name not in kept:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def hints() -> dict[str, str]:
+    """Every key of a recipe with its type."""
+    tables = [(name, cls) for name, cls in SECTIONS.items() if name != "expected"]
+    tables += [("model", cls.Config) for cls in FAMILIES.values()]
+    return {f"{name}.{key}": str(typing.get_type_hints(cls)[key]) for name, cls in tables for key in keys(cls)}
+
+
+def setting(key: str, hint: str, draw: random.Random) -> str:
+    """A value that may well be right: of the key's type, small, and for schedules one that changes."""
+    if draw.random() < 0.07:
+        return f"{key}={draw.choice(VALUES)}"
+    if "Literal" in hint:
+        return f"{key}={draw.choice(hint.partition('Literal[')[2].partition(']')[0].split(', '))}"
+    if "tuple[tuple" in hint and draw.random() < 0.6:
+        return f"{key}={draw.choice(['[[0,2],[1,4]]', '[[0,8],[1,3]]', '[[0,16],[2,8]]', '[[0,1],[1,0]]'])}"
+    kinds = {"bool": ["true", "false"], "tuple[float": ["[0.9,0.5]", "[0,0]"], "int": ["0", "1", "2", "4", "16", "-1"]}
+    kinds |= {"float": ["0", "0.1", "0.99", "1e-4", "2"], "": ["bytes", "words", "characters", "x"]}
+    return f"{key}={draw.choice(next(values for kind, values in kinds.items() if kind in hint))}"
+
+
+def test_no_training_run_ends_in_a_traceback(cli: Cli, tmp_path: Path) -> None:
+    """Runs of three steps, whatever is set: refused before anything is there, or finished and gone on with."""
+    Path("text.txt").write_bytes(b"It was a dark and stormy night; the rain fell.\n" * 30)
+    known = hints()
+    del known["training.compile"]  # the shape checks of these tests are nothing a compiler could see through
+    small = ["model.layers=1", "model.width=16", "model.heads=2", "model.segment=8", "model.inner=16"]
+    small += ["training.batch=2", "training.steps=3", "training.save_every=2", "training.validate_every=2"]
+    finished = 0
+    for seed in range(300 if os.environ.get("LONGSPAN_TORTURE") else 16):
+        draw = random.Random(seed)
+        chosen = [setting(key, known[key], draw) for key in draw.choices(sorted(known), k=draw.choice([1, 1, 2, 3]))]
+        flags = [part for pair in (*small, *chosen) for part in ("--set", pair)]
+        recipe = draw.choice(["tiny", "tiny", "demo-vanilla"])
+        result = cli("train", "--recipe", recipe, "--data", "text.txt", "--out", "run", *flags)
+        if result.code == 2:
+            assert result.err.startswith("longspan: "), (chosen, result.err)
+            assert result.err.count("\n") == 1, (chosen, result.err)
+            assert not Path("run").exists(), (chosen, result.err)
+        else:
+            assert result.code == 0, (chosen, result)
+            again = cli("train", "--out", "run", "--resume", "auto", "--set", "training.steps=5")
+            assert again.code == 0, (chosen, again)
+            finished += 1
+            shutil.rmtree("run")
+    assert finished >= 5

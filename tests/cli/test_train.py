@@ -61,8 +61,39 @@ def test_what_is_wrong_is_told_and_nothing_is_left(cli: Cli, novel: Path) -> Non
     cli(*small, "--data", novel, "--out", "run", "--seed", 2**70).refused("training.seed")
     cli(*small, "--data", novel, "--out", "run", "--set", "model.width=1000000").refused("make it smaller")
     cli(*small, "--data", novel, "--out", novel).refused("is a file")
+    Path("n\udcffame.txt").write_bytes(novel.read_bytes())
+    cli(*small, "--data", "n\udcffame.txt", "--out", "run").refused("--data", "is not UTF-8")
+    cli(*small, "--data", novel, "--out", "run", "--set", "name=n\udcff").refused("name=", "is not UTF-8")
+    cli(*small, "--data", ".", "--out", "run").refused("--out run lies inside the data")
     cli(*small, "--data", novel).refused("--out is missing")
     cli("train", "--out", "run", "--resume", "auto").refused("--recipe")
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    ("pairs", "words"),
+    [
+        (["training.batch=[[0,2],[7,50000]]"], ["too few for a batch of 50000"]),
+        (["model.same_length=true", "training.memory=[[0,8],[7,0]]"], ["model.memory=0 leaves it none"]),
+        (["evaluation.memory=0"], ["model.memory=0 leaves it none"]),
+        (["training.memory=2000000000"], ["GiB", "lower model.memory"]),
+    ],
+)
+def test_what_a_run_would_meet_later_is_refused_before_it_begins(
+    pairs: list[str], words: list[str], cli: Cli, novel: Path
+) -> None:
+    cli("train", "--recipe", "tiny", "--data", novel, "--out", "run", *sets(*SMALL, *pairs)).refused(*words)
+    assert not Path("run").exists()
+
+
+def test_a_family_takes_the_schedules_it_can_go_through_with(cli: Cli, novel: Path) -> None:
+    shape = sets(*(f"model.{key}" for key in SHAPE if "memory" not in key), *SMALL[len(SHAPE) :])
+    run = ["train", "--recipe", "demo-vanilla", "--data", novel, "--out", "run", *shape]
+    cli(*run, *sets("training.memory=64")).refused("training.memory is not for a vanilla")
+    cli(*run, *sets("evaluation.memory=64")).refused("evaluation.memory is not for a vanilla")
+    learned = ["model.position=learned"]
+    cli(*run, *sets(*learned, "training.segment=[[0,4],[9,20]]")).refused("learned 8 positions")
+    cli(*run, *sets(*learned, "evaluation.segment=20")).refused("learned 8 positions")
     assert not Path("run").exists()
 
 
@@ -106,3 +137,67 @@ def test_a_stopped_process_says_how_to_go_on(number: signal.Signals, code: int, 
     step = max(int(path.name.partition("-")[2]) for path in Path("run").glob("checkpoint-*"))
     going_on = cli("train", "--out", "run", "--resume", "auto", "--set", f"training.steps={step + 2}")
     assert going_on.out == f"finished after step {step + 2}: run\n"
+
+
+def test_a_checkpoint_is_enough_to_go_on_from(cli: Cli, novel: Path) -> None:
+    assert cli("train", "--recipe", "tiny", "--data", novel, "--out", "run", *sets(*SMALL)).code == 0
+    Path("run/checkpoint-9").rename("mine")
+    again = cli("train", "--resume", "mine", "--out", "branch")
+    assert (again.code, again.out) == (0, "finished after step 12: branch\n")
+    cli("train", "--resume", "run/best", "--recipe", "run/recipe.toml", "--out", "c").refused("is a model alone")
+    cli("train", "--out", "mine", "--resume", "auto").refused("holds no run")
+    assert not Path("c").exists()
+
+
+def test_the_way_out_of_a_loss_that_is_not_finite_is_one(cli: Cli, novel: Path) -> None:
+    small = ["train", "--recipe", "tiny", "--data", novel, *sets(*SMALL)]
+    early = cli(*small, "--out", "a", "--set", "training.lr=1e300")
+    assert early.code == 2
+    assert early.err.endswith("begin in another --out with a lower training.lr\n")
+    late = cli(*small, "--out", "b b", *sets("training.lr=1e20", "training.clip=0", "training.save_every=1"))
+    assert "--resume 'b b' --out ANOTHER --set training.lr=..." in late.err
+    assert cli(*small, "--out", "c", "--set", "training.steps=6").code == 0
+    lower = cli("train", "--resume", "c", "--out", "d", *sets("training.steps=8", "training.lr=1e-4"))
+    assert (lower.code, lower.out) == (0, "finished after step 8: d\n")
+
+
+def test_what_is_broken_in_a_run_is_passed_over_in_a_line_and_kept(cli: Cli, novel: Path) -> None:
+    small = ["--out", "run", *sets("training.validate_every=3", "training.save_every=6")]
+    assert cli("train", "--recipe", "tiny", "--data", novel, *sets(*SMALL, "training.steps=6"), *small).code == 0
+    Path("run/best/manifest.json").unlink()
+    told = cli("eval", "run", "--data", novel, "--split", "test")
+    assert told.code == 0
+    assert told.err.startswith("longspan: warning: best is passed over: ")
+    assert told.err.count("\n") == 1
+    longer = cli("train", "--resume", "auto", *small, *sets("training.steps=12"))
+    assert longer.code == 0, longer.err
+    assert Path("run/broken-best").is_dir()
+    assert cli("eval", "run", "--data", novel, "--split", "test").err == ""
+
+
+def test_early_stopping_is_told_and_more_patience_goes_on(cli: Cli, novel: Path) -> None:
+    # A constant text is learned by heart at once; after that a high rate makes it no better.
+    watched = sets(*SMALL, "training.validate_every=1", "training.lr=0.2", "training.warmup=0", "training.steps=60")
+    run = ["train", "--recipe", "tiny", "--data", novel, "--out", "run", *watched]
+    told = cli(*run, "--set", "training.patience=1")
+    assert told.code == 0
+    assert "since held-out text was predicted no better: run\n" in told.out
+    step = int(told.out.split()[3].rstrip(","))
+    assert step < 60
+    again = cli("train", "--out", "run", "--resume", "auto")
+    assert (again.code, again.out) == (0, f"run was finished already, after step {step}\n")
+    longer = cli("train", "--out", "run", "--resume", "auto", "--set", "training.patience=60")
+    assert longer.out == "finished after step 60: run\n"
+
+
+def test_rare_words_are_unknown(cli: Cli, novel: Path) -> None:
+    text = b"the rain fell and the wind fell and the night\n" * 40 + b"once only, these: zephyr\n" + b"the end\n" * 9
+    novel.write_bytes(text + b"the rain fell\n" * 20)
+    words = ["train", "--recipe", "tiny", "--data", novel, *sets(*SMALL, "training.validate_every=0")]
+    assert cli(*words, "--out", "all", *sets("data.tokens=words")).code == 0
+    assert cli(*words, "--out", "few", *sets("data.tokens=words", "data.minimum=2")).code == 0
+    common = {"<eos>", "<unk>", "the", "rain", "fell", "and", "wind", "night", "end"}
+    assert cli("info", "few", "--json").json["vocabulary"] == len(common)
+    assert cli("info", "all", "--json").json["vocabulary"] == len(common | {"once", "only,", "these:", "zephyr"})
+    cli(*words, "--out", "run", *sets("data.minimum=2")).refused("data.minimum=2 counts words")
+    cli(*words, "--out", "run", *sets("data.tokens=words", "data.minimum=0")).refused("must be at least 1")

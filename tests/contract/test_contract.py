@@ -8,8 +8,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from longspan.contract import LanguageModel, State
-from longspan.errors import StateError
+from longspan.contract import LanguageModel, State, require_segment
+from longspan.errors import DataError, StateError
 
 from .conftest import (
     ALL,
@@ -316,3 +316,28 @@ def test_a_state_with_a_gap_is_refused(make: MakeModel) -> None:
     del tensors["keys.0"]
     with pytest.raises(StateError, match="missing"):
         State.from_tensors(tensors)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_empty_segment_is_refused(make: MakeModel, name: str) -> None:
+    model = make(name)
+    tokens, targets = stream(2, 4)
+    for rows, length in ((2, 0), (0, 4)):
+        with pytest.raises(DataError, match=rf"the segment is empty, of shape \[{rows}, {length}\]"):
+            model(tokens[:rows, :length])
+        with pytest.raises(DataError, match="the segment is empty"):
+            model.losses(tokens[:rows, :length], targets[:rows, :length])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "beside", "sentence"),
+    [
+        (torch.zeros(5, dtype=torch.int64), {}, r"torch.int64 of shape \[5\]; hand over whole numbers"),
+        (torch.zeros(2, 5), {}, r"torch.float32 of shape \[2, 5\]"),
+        (torch.ones(2, 5).long(), {"targets": torch.ones(2, 3).long()}, r"targets have shape \[2, 3\] and the tokens"),
+        (torch.ones(2, 5).long(), {"starts": torch.ones(1, 5).bool()}, r"starts have shape \[1, 5\] and the tokens"),
+    ],
+)
+def test_what_is_no_segment_is_told(tokens: torch.Tensor, beside: dict[str, torch.Tensor], sentence: str) -> None:
+    with pytest.raises(DataError, match=sentence):
+        require_segment(tokens, **beside)

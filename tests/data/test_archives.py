@@ -236,3 +236,14 @@ def test_a_sparse_member_is_refused(tmp_path: Path) -> None:
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
         archive.addfile(info, io.BytesIO(b"text"))
     assert isinstance(unpack_and_watch(path, tmp_path), DataError)
+
+
+def test_an_encrypted_zip_is_told_as_such(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("text", b"secret")
+    content = bytearray((tmp_path / "a.zip").read_bytes())
+    content[6] |= 1  # the flags of the local header, and those of the directory
+    content[content.index(b"PK\x01\x02") + 8] |= 1
+    (tmp_path / "a.zip").write_bytes(content)
+    with pytest.raises(DataError, match=r"its member 'text' is encrypted; unpack it yourself"):
+        unpack(tmp_path / "a.zip", tmp_path)

@@ -50,13 +50,27 @@ def test_a_folder_is_documents_in_order(folder: Path, cache: Path) -> None:
     text = whole.tokenizer.decode(whole.ids)
     assert text == "text of a/z.txt\ntext of b.txt\ntext of c.txt\n"
     assert [text[start:].partition("\n")[0] for start in whole.starts] == text.splitlines()
-    found = [open_corpus(folder, split, cache=cache) for split in ("train", "valid")]
-    assert [part.tokenizer.decode(part.ids) for part in found] == [
-        "text of a/z.txt\ntext of b.txt\n",
-        "text of c.txt\n",
-    ]
-    with pytest.raises(DataError, match=r"the test split of .* is empty"):
-        open_corpus(folder, "test", cache=cache)
+    found = [open_corpus(folder, split, cache=cache) for split in SPLITS]
+    assert [part.tokenizer.decode(part.ids) for part in found] == text.splitlines(keepends=True)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_folder_of_few_documents_fills_every_split(count: int, tmp_path: Path, cache: Path) -> None:
+    for name in "ab"[:count]:
+        (tmp_path / "few").mkdir(exist_ok=True)
+        (tmp_path / "few" / name).write_bytes(name.encode() * 200)
+    (tmp_path / "few" / "empty").touch()
+    parts = [open_corpus(tmp_path / "few", split, cache=cache) for split in SPLITS]
+    assert [bytes(part.ids) for part in parts] == [b"a" * n + b"b" * n * (count - 1) for n in (180, 10, 10)]
+    assert [part.starts.tolist() for part in parts] == [[0, n][:count] for n in (180, 10, 10)]
+
+
+def test_what_is_no_text_is_told(tmp_path: Path, cache: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="a device or a pipe; write it to a file first"):
+        open_corpus(tmp_path / "pipe", cache=cache)
+    with pytest.raises(DataError, match="the name of the data is empty"):
+        open_corpus("", cache=cache)
 
 
 def test_documents_divide_by_twenty() -> None:

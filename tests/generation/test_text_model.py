@@ -7,7 +7,7 @@ import torch
 
 import longspan
 from longspan.checkpoints.model_folder import save_model
-from longspan.errors import DeviceError, UnknownNameError
+from longspan.errors import ConfigError, DeviceError, UnknownNameError
 from longspan.models.families import build
 from longspan.tokens import ByteTokenizer
 
@@ -48,6 +48,13 @@ def test_everything_works_in_inference_mode_and_after_weights_have_moved(folder:
             parameter.mul_(1.5)
     assert after != before
     assert abs(after - fresh.score("the same text twice").nats) < 1e-6
+
+
+def test_fewer_than_no_tokens_are_refused(folder: Path) -> None:
+    model = longspan.load(folder)
+    assert model.generate("a", 0) == ""
+    with pytest.raises(ConfigError, match="max_new_tokens=-1 must not be negative"):
+        model.generate("a", -1)
 
 
 def test_a_device_or_precision_that_is_not_there(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,11 @@ import torch
 
 from longspan.checkpoints import store
 from longspan.checkpoints.model_folder import load_model
-from longspan.errors import DeviceError
+from longspan.errors import DeviceError, TrainingError
 from longspan.training import run, snapshot
 from longspan.training.dropout import LockedDropout, Objective
 from longspan.training.dry_run import dry_run
+from longspan.training.loop import Observer, Trainer
 from longspan.training.observers.early_stop import EarlyStop
 from longspan.training.observers.metrics import cut_after
 from longspan.training.observers.tensorboard import TensorBoard
@@ -144,6 +146,57 @@ def test_watching_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert list((tmp_path / "watched" / "tensorboard").iterdir())
 
 
+class Ends(Observer):
+    """A process that ends after some step without a word, as a kill ends it: nothing is closed or flushed."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def after_step(self, trainer: Trainer) -> None:
+        if trainer.step == self.step:
+            os._exit(7)
+
+
+def curves(folder: Path) -> dict[str, list[int]]:
+    """What a TensorBoard shows: tags and their steps."""
+    shown = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator").EventAccumulator(str(folder))
+    shown.Reload()
+    return {tag: [event.step for event in shown.Scalars(tag)] for tag in shown.Tags()["scalars"]}
+
+
+@pytest.mark.parametrize("save_every", [4, 100])
+def test_tensorboard_shows_each_step_once_after_a_kill(
+    save_every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, text = make_recipe(training_save_every=save_every), make_text()
+    watching = [TensorBoard(tmp_path), Validate(text, 3)]
+    if not (child := os.fork()):
+        train(recipe, tmp_path, text, monkeypatch, *watching, Ends(7))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    steps = curves(tmp_path / "tensorboard")
+    assert steps["training/loss"] == [1, 2, 3, 4, 5, 6, 7], "nothing is held back that a kill would take along"
+    train(recipe, tmp_path, text, monkeypatch, *watching, resume="auto")
+    steps = curves(tmp_path / "tensorboard")
+    assert set(steps) == {f"training/{name}" for name in ("loss", "bits", "lr", "grad_norm", "tokens_per_second")} | {
+        "validation/loss",
+        "validation/bits",
+    }
+    assert steps["training/loss"] == list(range(1, 13))
+    assert steps["validation/loss"] == [3, 6, 9, 12]
+
+
+def test_events_that_cannot_be_written_end_a_run_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fills(Observer):
+        def after_step(self, trainer: Trainer) -> None:
+            if trainer.step == 5:
+                board.file = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115 (the observer closes it)
+                board.records._writer = board.file
+
+    board = TensorBoard(tmp_path / "run")
+    with pytest.raises(TrainingError, match=r"tfevents.* could not be written: No space left on device; the last"):
+        train(make_recipe(training_save_every=100), tmp_path / "run", make_text(), monkeypatch, board, Fills())
+
+
 def test_a_checkpoint_is_a_model_and_with_averaging_holds_the_average(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,10 +235,23 @@ def test_a_dry_run_counts_and_writes_nothing() -> None:
     assert cost.parameters == sum(
         p.numel() for p in run.make_trainer(make_recipe(), make_text(), CPU)[1].model.parameters()
     )
-    assert cost.tokens_per_step == 32
+    assert cost.tokens_per_step == (32, 32)
     assert cost.steps_per_pass == 22
     assert cost.seconds > 0
     assert cost.memory_bytes > 2**20
+
+
+def test_a_dry_run_counts_what_schedules_come_to() -> None:
+    recipe = make_recipe(
+        training_steps=30, training_batch=[[0, 2], [10, 4]], training_segment=[[0, 4], [20, 16]], training_memory=12
+    )
+    cost = dry_run(recipe, make_text(), CPU)
+    assert cost.tokens_per_step == (8, 64)
+    assert cost.steps_per_pass == 88
+    # 10 steps of 2 x 4 tokens, 10 of 4 x 4, 10 of 4 x 16.
+    assert cost.seconds * cost.tokens_per_second == pytest.approx(10 * 8 + 10 * 16 + 10 * 64)
+    limited = dry_run(make_recipe(training_steps=None, training_tokens=6400), make_text(), CPU)
+    assert limited.seconds * limited.tokens_per_second == pytest.approx(6400)
 
 
 COMPILED = """

@@ -88,21 +88,26 @@ def test_overrides_win_and_schedules_are_read() -> None:
         ("[training]\nsteps = 5\nbach = 3\n", "line 3: no key called 'training.bach'; did you mean 'training.batch'"),
         ("[model]\nlayers = 'two'\n[training]\nsteps = 5\n", 'line 2: model.layers="two" is of the wrong type'),
         ("[training]\nsteps = 5\n\n[modell]\nlayers = 2\n", "line 4: no table called 'modell'; did you mean 'model'"),
-        ("[model]\nfamily = 'transformerxl'\n[training]\nsteps = 5\n", "did you mean 'transformer-xl'"),
+        ("[model]\nfamily = 'transformerxl'\n[training]\nsteps = 5\n", "line 2: .*did you mean 'transformer-xl'"),
+        ("training.steps = 5\ntraining.bach = 3\n", "line 2: no key called 'training.bach'"),
+        ("training = {steps = 5, bach = 3}\n", "line 1: no key called 'training.bach'"),
+        ("[training]\nsteps = 5\n[model.deep]\nlayers = 2\n", "line 3: no key called 'model.deep'"),
+        ("[training]\nsteps = 5\n[[model]]\nlayers = 2\n", "line 3: model=.* is a plain value"),
+        ("\ufeff[training]\nsteps = 5\nlr = 'a'\n", 'line 3: training.lr="a" is of the wrong type'),
         ("[training]\nlr = 1e-3\n", "give a limit in steps, tokens or seconds"),
         ("[training]\nsteps = 5\naccumulate = 4\nbatch = 6\n", "line 3: training.accumulate=4 does not divide"),
         ("[training]\nsteps = 5\nbatch = [[3, 4]]\n", "line 3: training.batch=.* rising steps, the first at step 0"),
         ("[training]\nsteps = 5\nbatch = []\n", "line 3: training.batch=.* rising steps, the first at step 0"),
         ("[training]\nsteps = 5\npatience = 2\n", "line 3: training.patience=2 counts validations"),
         ("[training]\nsteps = 5\nschedule = 'cosin'\n", "line 3: .*did you mean 'cosine'"),
-        ("training = 5\n", "training=5 is a plain value"),
+        ("training = 5\n", "line 1: training=5 is a plain value"),
         ("name = 5\n[training]\nsteps = 1\n", "name=5 is of the wrong type"),
         ("steps = [", "is not TOML"),
     ],
 )
 def test_a_bad_recipe_is_told_in_one_sentence(text: str, sentence: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.toml"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=sentence):
         load_recipe(path)
 
@@ -128,6 +133,19 @@ def test_an_unknown_recipe_is_told_with_the_nearest_name() -> None:
         load_recipe("tinny")
     with pytest.raises(LongspanError, match=r"there is no recipe file nowhere/x\.toml"):
         load_recipe("nowhere/x.toml")
+
+
+def test_a_file_of_any_name_is_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine").write_text("[training]\nsteps = 5\n")
+    assert load_recipe("mine").training.steps == 5
+
+
+@pytest.mark.parametrize("name", ['a "quoted" name', "a\tb\nc\\d", "\x7f \u2028 é 猫"])
+def test_any_text_survives_a_recipe_file(name: str, tmp_path: Path) -> None:
+    recipe = build_recipe({"training": {"steps": 1}, "data": {"corpus": name}})
+    (tmp_path / "r.toml").write_text(recipe.to_toml(), encoding="utf-8")
+    assert load_recipe(tmp_path / "r.toml").data.corpus == name
 
 
 def test_the_vocabulary_comes_from_the_data() -> None:

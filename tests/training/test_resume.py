@@ -91,6 +91,18 @@ def test_a_signal_saves_and_says_how_to_go_on(
     assert losses(out) == losses(tmp_path / "whole")
 
 
+def test_a_signal_in_the_last_step_leaves_nothing_to_go_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(Observer):
+        def row(self, trainer: Trainer, row: object) -> None:
+            if trainer.step == 12:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    outcome = train(make_recipe(), tmp_path / "run", make_text(), monkeypatch, Late())
+    assert (outcome.finished, outcome.interrupted) == (True, None)
+
+
 def test_resume_auto_begins_anew_and_leaves_a_finished_run_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,3 +167,65 @@ def test_what_cannot_be_resumed_is_refused_by_name(tmp_path: Path, monkeypatch: 
     with pytest.raises(ConfigError, match="is not empty and holds no run"):
         train(recipe, tmp_path / "other", text, monkeypatch, resume="auto")
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+def test_a_checkpoint_keeps_its_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Away from its run, or where the run's recipe was edited, another model or other settings are refused too."""
+    recipe, text, out = make_recipe(), make_text(), tmp_path / "run"
+    train(recipe, out, text, monkeypatch)
+    shutil.copytree(out / "checkpoint-5", tmp_path / "mine")
+    away = str(tmp_path / "mine")
+    with pytest.raises(ConfigError, match=r"mine holds a run with model.clamp=0, and this one has 5"):
+        train(make_recipe(model_clamp=5), tmp_path / "branch", text, monkeypatch, resume=away)
+    with pytest.raises(ConfigError, match=r"training.batch=4"):
+        train(make_recipe(training_batch=2), tmp_path / "branch", text, monkeypatch, resume=away)
+    assert not (tmp_path / "branch").exists()
+    assert train(recipe, tmp_path / "branch", text, monkeypatch, resume=away).took_steps == 7
+    assert content(tmp_path / "branch" / "checkpoint-12") == content(out / "checkpoint-12")
+    edited = (out / "recipe.toml").read_text().replace("lr = 0.01\n", "lr = 0.5\n")
+    (out / "recipe.toml").write_text(edited)
+    longer = make_recipe(training_lr=0.5, training_steps=14)
+    with pytest.raises(ConfigError, match=r"checkpoint-12 holds a run with training.lr=0.01, and this one has 0.5"):
+        train(longer, out, text, monkeypatch, resume="auto")
+
+
+def test_a_branch_may_take_smaller_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, out = make_text(), tmp_path / "run"
+    train(make_recipe(), out, text, monkeypatch)
+    lower = make_recipe(training_lr=0.001)
+    assert train(lower, tmp_path / "branch", text, monkeypatch, resume=str(out / "checkpoint-5")).took_steps == 7
+    assert content(tmp_path / "branch" / "checkpoint-12") != content(out / "checkpoint-12")
+
+
+def test_a_run_of_broken_checkpoints_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, text, out = make_recipe(training_save_every=5), make_text(), tmp_path / "run"
+    train(recipe, out, text, monkeypatch)
+    for weights in out.glob("checkpoint-*/model.safetensors"):
+        weights.write_bytes(b"")
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    with (
+        pytest.warns(CheckpointWarning),
+        pytest.raises(CheckpointError, match=r"holds 3 checkpoints and none is whole, since .*checkpoint-12"),
+    ):
+        train(recipe, out, text, monkeypatch, resume="auto")
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, text, out = make_recipe(training_steps=3), make_text(), tmp_path / "run"
+
+    class Second(Observer):
+        """Tries what a second process would; a lock on another description of the folder is another's lock."""
+
+        tried = 0
+
+        def after_step(self, trainer: Trainer) -> None:
+            with pytest.raises(ConfigError, match="another process trains in"):
+                train(recipe, out, text, monkeypatch, resume="auto")
+            self.tried += 1
+
+    second = Second()
+    train(recipe, out, text, monkeypatch, second)
+    assert second.tried == 3
+    assert len(losses(out)) == 3
+    assert train(recipe, out, text, monkeypatch, resume="auto").took_steps == 0

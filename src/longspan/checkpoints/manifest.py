@@ -20,6 +20,8 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 MANIFEST_LIMIT = 1 << 22
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+CARD = "README.md"
+"""Written for people and theirs to edit: it is listed, and held to nothing but being there."""
 # A file of one of these kinds that the manifest does not list could be taken for a part of the folder.
 WEIGHTY = frozenset({".safetensors", ".json", ".bin", ".pt", ".pth", ".npy", ".npz"})
 
@@ -34,7 +36,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Verified:
-    """A folder whose every file is as its manifest says; `contents` holds the bytes of those asked for."""
+    """A folder whose every file but the card is as its manifest says; `contents` holds those asked for."""
 
     path: Path
     files: Mapping[str, Entry]
@@ -95,6 +97,8 @@ def _check_file(found: Path, path: Path, entry: Entry, keep: bool) -> bytes | No
         raise CheckpointError(f"{path} is missing; the manifest lists it") from None
     if not stat.S_ISREG(status.st_mode):
         raise CheckpointError(f"{path} is not a plain file; the folder is damaged")
+    if path.name == CARD and not keep:
+        return None
     if status.st_size != entry.size:
         raise CheckpointError(f"{path} has {status.st_size} bytes where its manifest says {entry.size}; it was altered")
     digest = hashlib.sha256()

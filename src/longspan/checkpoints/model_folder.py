@@ -19,7 +19,7 @@ import torch
 
 from longspan import config
 from longspan.checkpoints import store
-from longspan.checkpoints.manifest import MANIFEST, Verified, read_json
+from longspan.checkpoints.manifest import CARD, MANIFEST, Verified, read_json
 from longspan.checkpoints.store import CheckpointWarning, Content
 from longspan.checkpoints.weights import fill, parse_weights, require_match, save_weights, sketch, weights_of
 from longspan.contract import LanguageModel
@@ -29,7 +29,7 @@ from longspan.shapes import Tensor
 from longspan.tokens import Tokenizer, tokenizer_from_dict
 
 FORMAT = 1
-CONFIG, WEIGHTS, TOKENIZER, CARD = "config.json", "model.safetensors", "tokenizer.json", "README.md"
+CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 PARTS = (CONFIG, WEIGHTS, TOKENIZER)
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float64, torch.bfloat16)}
 
@@ -208,7 +208,8 @@ def _card(model: LanguageModel, described: Mapping[str, Any], tokenizer: Tokeniz
         "    longspan eval MODEL --data FILE",
         '    longspan generate MODEL -p "Once" -n 200',
         "",
-        "MODEL is this folder. Every load checks every file, this one too, against the SHA-256 in manifest.json.",
+        "MODEL is this folder. Every load checks every file but this one, which is yours to edit, against the SHA-256",
+        "in manifest.json.",
         "",
     ]
     return "\n".join(lines)

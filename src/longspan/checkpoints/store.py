@@ -63,6 +63,9 @@ def write_file(path: Path, content: bytes) -> None:
     path = _resolved(path)
     if path.is_dir():
         raise CheckpointError(f"{path} is a folder; give the name of a file")
+    if path.exists() and not path.is_file():
+        # A rename would put a plain file where a device or a pipe was.
+        raise CheckpointError(f"{path} is a device or a pipe; give the name of a plain file")
     with _as_checkpoint_error(path), _parents(path.parent):
         sweep(path.parent, path.name)
         fresh = _aside(path)

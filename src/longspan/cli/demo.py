@@ -14,6 +14,7 @@ import typer
 
 from longspan.cli.options import DeviceName, DtypeName, Threads, machine
 from longspan.cli.report import report
+from longspan.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +42,8 @@ def demo(
     threads: Threads = 0,
 ) -> None:
     """Train a small Transformer-XL and a vanilla Transformer of as many parameters, score both, write some text."""
+    if page.is_dir() or not page.parent.is_dir():
+        raise ConfigError(f"--report {page}: it is a folder, or there is no folder {page.parent}")
     where = machine(device, dtype, threads)
     with tempfile.TemporaryDirectory(prefix="longspan-demo-") as folder:
         runs = Path(folder) if out is None else out

@@ -116,15 +116,29 @@ def _losses_file(path: Path | None, count: int) -> "Iterator[NDArray[np.float32]
     if path is None or count < 1:
         yield None
         return
-    import numpy as np
-
     if not path.parent.is_dir() or path.is_dir():
         raise ConfigError(f"--losses {path}: {path} is a folder, or there is no folder {path.parent}")
+    if path.exists() and not path.is_file():
+        # A rename would put a plain file where a device or a pipe was.
+        raise ConfigError(f"--losses {path} is a device or a pipe; give the name of a plain file")
     aside = path.parent / f".{path.name}.{os.getpid()}"
     try:
-        array = np.lib.format.open_memmap(aside, mode="w+", dtype=np.float32, shape=(count,))
+        array = _reserved(aside, count, path)
         yield array
         array.flush()
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def _reserved(aside: Path, count: int, path: Path) -> "np.memmap[Any, np.dtype[np.float32]]":
+    """An array on disk with all its room taken: a mapped file that meets a full disk later ends the process."""
+    import numpy as np
+
+    try:
+        array = np.lib.format.open_memmap(aside, mode="w+", dtype=np.float32, shape=(count,))
+        with aside.open("rb+") as file:
+            os.posix_fallocate(file.fileno(), 0, aside.stat().st_size)
+    except OSError as error:
+        raise ConfigError(f"--losses {path} cannot be written: {error.strerror}") from None
+    return array

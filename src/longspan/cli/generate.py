@@ -41,6 +41,8 @@ def generate(
         raise ConfigError(f"-n {count} must not be negative")
     if save_state is not None and save_state.is_dir():
         raise ConfigError(f"--save-state {save_state} is a folder; give the name of a file")
+    if save_state is not None and save_state.exists() and not save_state.is_file():
+        raise ConfigError(f"--save-state {save_state} is a device or a pipe; give the name of a plain file")
     sampling = Sampling(temp, top_k, top_p, min_p)
     text = _prompt(source, prompt, prompt_file)
     where = machine(device, dtype, threads)

@@ -2,8 +2,10 @@
 
 import os
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any
 
 import typer
 
@@ -56,7 +58,8 @@ def run(args: Sequence[str] | None = None) -> int:
     """The exit code of one command line: 0, 2 for what the caller can mend, 130 where it was interrupted."""
     _open_streams()
     try:
-        code = _invoke(list(sys.argv[1:] if args is None else args))
+        with _warnings_in_a_line():
+            code = _invoke(list(sys.argv[1:] if args is None else args))
         sys.stdout.flush()
         return code
     except LongspanError as error:
@@ -100,6 +103,22 @@ def _open_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 (open to the end)
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+
+
+@contextmanager
+def _warnings_in_a_line() -> Iterator[None]:
+    """What we warn of is for the person at the terminal: without the place in our source."""
+    with warnings.catch_warnings():
+        others = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if category.__module__.startswith("longspan."):
+                _tell(f"warning: {message}")
+            else:
+                others(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield
 
 
 def _tell(sentence: str, code: int = 2) -> int:

@@ -40,7 +40,7 @@ def train(
 
     where = machine(device, dtype, threads)
     overrides = [*set_, *([f"training.precision={dtype}"] if dtype != "auto" else [])]
-    chosen = run.resolve(recipe, overrides, data=data, out=out, seed=seed)
+    chosen = run.resolve(recipe, overrides, data=data, out=out, resume=resume, seed=seed)
     if print_config:
         sys.stdout.write(chosen.to_toml())
         return
@@ -61,10 +61,11 @@ def _tell_cost(recipe: "Recipe", device: "torch.device") -> None:
 
     cost = dry_run(recipe, open_text(recipe, "train"), device)
     minutes, seconds = divmod(round(cost.seconds), 60)
+    fewest, most = cost.tokens_per_step
     print_rows(
         {
             "parameters": cost.parameters,
-            "tokens per step": cost.tokens_per_step,
+            "tokens per step": fewest if fewest == most else f"{fewest:,} to {most:,}",
             "steps per pass": cost.steps_per_pass,
             "tokens per pass": cost.tokens_per_pass,
             "memory": f"{cost.memory_bytes / 2**30:.2f} GiB",

@@ -209,6 +209,8 @@ def _unzip(path: Path, taken: _Taken, only: Collection[str] | None) -> None:
             mode = stat.S_IFMT(member.external_attr >> 16)
             if "\0" in member.orig_filename:
                 raise taken.refuse(member.orig_filename, "has no usable name")
+            if member.flag_bits & 1:
+                raise taken.refuse(member.filename, "is encrypted; unpack it yourself and hand over the folder")
             if mode not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise taken.refuse(member.filename, "is neither a file nor a folder")
             if member.is_dir():

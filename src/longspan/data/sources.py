@@ -31,11 +31,15 @@ def find_source(name_or_path: str | Path, cache: Path) -> Source:
     name = str(name_or_path)
     if isinstance(name_or_path, str) and name in CORPORA:
         return _known(CORPORA[name], cache)
+    if not name:
+        raise DataError("the name of the data is empty; give a corpus, a file or a folder")
     path = Path(name_or_path)
     if path.is_dir():
         return _folder(name, path, cache)
     if path.is_file():
         return _file(name, path, cache)
+    if path.exists():
+        raise DataError(f"{name} is neither a file nor a folder but a device or a pipe; write it to a file first")
     if os.sep in name or path.suffix:
         raise DataError(f"there is no file or folder {name}")
     raise UnknownNameError("corpus, file or folder", name, CORPORA)
@@ -69,14 +73,18 @@ def _folder(name: str, path: Path, cache: Path) -> Source:
     documents: list[Document] = []
     for inner in _walk(path):
         documents += _expanded(inner, path / inner, cache)
-    return Source(name, path.resolve(), tuple(documents), ByDocument())
+    return _of_documents(name, path, documents)
 
 
 def _file(name: str, path: Path, cache: Path) -> Source:
     """One document, or as many as an archive holds."""
-    documents = _expanded(path.name, path, cache)
-    rule = ByShare() if len(documents) == 1 else ByDocument()
-    return Source(name, path.resolve(), tuple(documents), rule)
+    return _of_documents(name, path, _expanded(path.name, path, cache))
+
+
+def _of_documents(name: str, path: Path, documents: list[Document]) -> Source:
+    """Split by document where there are enough of them for that; empty files are none."""
+    full = tuple(document for document in documents if document.size)
+    return Source(name, path.resolve(), full, ByShare() if len(full) < 3 else ByDocument())
 
 
 def _expanded(name: str, path: Path, cache: Path) -> list[Document]:

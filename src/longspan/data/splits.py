@@ -35,15 +35,18 @@ class Piece:
 
 @dataclass(frozen=True)
 class ByShare:
-    """One document, cut by bytes: unless told otherwise the last twentieth is test, the one before it valid."""
+    """Each document cut by bytes: unless told otherwise its last twentieth is test, the one before it valid."""
 
     valid_percent: int = 5
     test_percent: int = 5
 
     def pieces(self, documents: Sequence[Document], split: str, unit: Unit) -> list[Piece]:
-        size = documents[0].size
-        first = size - size * (self.valid_percent + self.test_percent) // 100
-        return _cut(documents[0], first, size - size * self.test_percent // 100, split, unit)
+        found: list[Piece] = []
+        for document in documents:
+            size = document.size
+            first = size - size * (self.valid_percent + self.test_percent) // 100
+            found += _cut(document, first, size - size * self.test_percent // 100, split, unit)
+        return found
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,7 @@ class ByFile:
 class ByDocument:
     """Of every twenty documents in order the last is test, the one before it valid.
 
-    With fewer than twenty, the last document is test and the one before it valid; two leave nothing for valid, one
-    leaves nothing for test either.
+    With fewer than twenty, the last document is test and the one before it valid. It takes three to fill all splits.
     """
 
     period: int = 20

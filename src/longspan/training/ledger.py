@@ -123,5 +123,5 @@ class Broken(Row):
         what = "loss" if not math.isfinite(self.loss) else "gradient"
         return NotFiniteError(
             f"step {self.step} has a {what} that is not finite, on the batch at {self.place}; the weights are as they "
-            "were before it and no checkpoint was touched: lower training.lr or look at that text, then --resume auto"
+            "were before it and no checkpoint was touched"
         )

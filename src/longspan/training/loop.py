@@ -46,6 +46,9 @@ class Validation:
 class Observer:
     """Watches a run. Called in the order of the list: `after_step` once a step, `row` when its figures have come."""
 
+    def rehearse(self, trainer: "Trainer") -> None:
+        """Before anything is written: what it will do later is tried here, so that it fails now if at all."""
+
     def begin(self, trainer: "Trainer") -> None:
         """Before the first step of this process."""
 
@@ -266,7 +269,7 @@ class Trainer:
             # A finite gradient can still be taken too far; such weights are not scored, saved or called the best.
             raise NotFiniteError(
                 f"the weights after step {self.step} are not finite, at a learning rate of {self.config.lr}; "
-                "the last checkpoint is whole: lower training.lr, then --resume auto"
+                "no checkpoint was touched"
             )
         for observer in self.observers:
             observer.settle()

@@ -20,12 +20,20 @@ Steps = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """What is read and how: `tokens` names a reading, the corpus's own unless given; `documents` are forgotten at
-    their ends."""
+    """What is read and how: `tokens` names a reading, the corpus's own unless given, and words that come fewer than
+    `minimum` times in the training text are <unk>; `documents` are forgotten at their ends."""
 
     corpus: str = "stdlib"
     tokens: str | None = None
+    minimum: int | None = None
     documents: bool = True
+
+    def __post_init__(self) -> None:
+        require(self.minimum is None or self.minimum >= 1, f"data.minimum={self.minimum} must be at least 1")
+        require(
+            self.minimum is None or self.tokens == "words",
+            f"data.minimum={self.minimum} counts words; set data.tokens to words too",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +209,7 @@ def recipe_names() -> list[str]:
 
 
 def find_recipe(name_or_path: str | Path) -> Path:
-    """The file of a recipe: a path as it is, a name in the recipes that came with longspan."""
+    """The file of a recipe: a path as it is, a name in the recipes that came with longspan, or a file of that name."""
     text = str(name_or_path)
     if text.endswith(".toml") or "/" in text:
         if not Path(text).is_file():
@@ -210,6 +218,8 @@ def find_recipe(name_or_path: str | Path) -> Path:
     for folder in recipe_folders():
         if (folder / f"{text}.toml").is_file():
             return folder / f"{text}.toml"
+    if Path(text).is_file():
+        return Path(text)
     raise UnknownNameError("recipe", text, recipe_names())
 
 
@@ -238,6 +248,7 @@ def build_recipe(values: Mapping[str, Any], name: str = "recipe") -> Recipe:
             raise ConfigError(f"{key}={config.show(table)} is a plain value; it takes a table of keys")
     if not isinstance(name, str):
         raise ConfigError(f"name={config.show(name)} is of the wrong type; it takes a word")
+    config.require_unicode(name, "name")
     model = dict(tables.get("model", {}))
     chosen = model.pop("family", "transformer-xl")
     if not isinstance(chosen, str):
@@ -249,17 +260,36 @@ def build_recipe(values: Mapping[str, Any], name: str = "recipe") -> Recipe:
 
 def _line_of(sentence: str, path: Path, over: Mapping[str, Any]) -> int | None:
     """The line of the file that holds the key a sentence speaks of; None if an override set it, or none is named."""
-    for table, key in re.findall(r"\b([a-z]\w*)\.([a-z]\w*)", sentence):
+    lines = path.read_text(encoding="utf-8-sig").splitlines()
+    keys = re.findall(r"\b([a-z]\w*)\.([a-z]\w*)", sentence)
+    if sentence.startswith("no family called"):
+        keys = [("model", "family")]
+    for table, key in keys:
         if key in over.get(table, {}):
             return None
-        inside = ""
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-            if header := re.match(r"\s*\[([^\]]+)\]", line):
-                inside = header[1].strip()
-            elif inside == table and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", line):
+        if number := _line_of_key(lines, table, key):
+            return number
+    for found in re.finditer(r"no table called '([^']+)'|^(\w+)=.* is a plain value", sentence):
+        table = found[1] or found[2]
+        if table in over:
+            return None
+        name = re.escape(table)
+        for number, line in enumerate(lines, start=1):
+            if re.match(rf"\s*(\[+\s*{name}\s*[\].]|{name}\s*[.=])", line):
                 return number
-    for table in re.findall(r"no table called '([^']+)'", sentence):
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-            if re.match(rf"\s*(\[{re.escape(table)}[\].]|{re.escape(table)}\s*=)", line):
+    return None
+
+
+def _line_of_key(lines: Sequence[str], table: str, key: str) -> int | None:
+    """Where a key is given: under its table's header, dotted, inside an inline table, or as a header of its own."""
+    name = rf"[\"']?{re.escape(key)}[\"']?"
+    outside = rf"\s*{table}\s*(\.\s*{name}\s*=|=\s*\{{.*\b{name}\s*=)"
+    inside = ""
+    for number, line in enumerate(lines, start=1):
+        if header := re.match(r"\s*\[+([^\]]+)\]", line):
+            inside = header[1].strip()
+            if re.fullmatch(rf"{table}\s*\.\s*{name}", inside):
                 return number
+        elif inside in ("", table) and re.match(rf"\s*{name}\s*=" if inside else outside, line):
+            return number
     return None

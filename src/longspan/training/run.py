@@ -1,9 +1,13 @@
 """A run is a folder: the recipe as resolved, what it ran on, metrics, checkpoints. It can be left and taken up."""
 
 import dataclasses
+import fcntl
 import json
+import os
+import shlex
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +16,14 @@ import torch
 
 from longspan import config
 from longspan.checkpoints import store
-from longspan.checkpoints.manifest import Verified
+from longspan.checkpoints.manifest import MANIFEST, Verified
 from longspan.data import CORPORA, Encoded, Lanes, open_corpus
+from longspan.data.readings import find_reading
 from longspan.errors import CheckpointError, ConfigError, DataError
 from longspan.models.families import create
 from longspan.training import snapshot
 from longspan.training.environment import describe
+from longspan.training.ledger import NotFiniteError
 from longspan.training.loop import Observer, Trainer
 from longspan.training.observers.average_trigger import AverageTrigger
 from longspan.training.observers.checkpoints import Checkpoints
@@ -27,9 +33,10 @@ from longspan.training.observers.progress import Progress
 from longspan.training.observers.tensorboard import TensorBoard
 from longspan.training.observers.validation import Validate
 from longspan.training.recipe import Recipe, load_recipe
+from longspan.training.rehearsal import rehearse
 from longspan.training.schedules import value_at
 
-RECIPE, ENVIRONMENT = "recipe.toml", "run.json"
+RECIPE, ENVIRONMENT = snapshot.RECIPE, "run.json"
 # What a resume may change: it moves an end or what is watched, not what a step computes.
 FREE = {
     "data.corpus",
@@ -37,6 +44,11 @@ FREE = {
     "model.vocabulary",
     *(f"training.{key}" for key in ("steps", "tokens", "seconds", "compile", "checkpoint_activations")),
     *(f"training.{key}" for key in ("validate_every", "validate_tokens", "save_every", "keep", "patience")),
+}
+# What a branch, a new run that goes on from another's checkpoint, may change on top: how far its steps go.
+TUNABLE = {
+    *(f"training.{key}" for key in ("lr", "muon_lr", "muon_momentum", "betas", "epsilon", "weight_decay")),
+    *(f"training.{key}" for key in ("schedule", "warmup", "lr_floor", "cooldown", "clip", "spike")),
 }
 # Where averaging waits for validation, validation decides what a step computes.
 TRIGGERING = {"training.validate_every", "training.validate_tokens"}
@@ -51,16 +63,19 @@ class Outcome:
     finished: bool
     interrupted: signal.Signals | None
     took_steps: int
+    stopped_early: bool = False
 
     @property
     def sentence(self) -> str:
         if self.interrupted is not None:
             return (
                 f"stopped by {self.interrupted.name} after step {self.step}, which is saved; "
-                f"go on with: longspan train --out {self.out} --resume auto"
+                f"go on with: longspan train --out {shlex.quote(str(self.out))} --resume auto"
             )
         if self.took_steps == 0:
             return f"{self.out} was finished already, after step {self.step}"
+        if self.stopped_early:
+            return f"stopped after step {self.step}, since held-out text was predicted no better: {self.out}"
         return f"finished after step {self.step}: {self.out}"
 
 
@@ -70,13 +85,15 @@ def resolve(
     *,
     data: str | None = None,
     out: Path | None = None,
+    resume: str | None = None,
     seed: int | None = None,
 ) -> Recipe:
-    """The recipe of a command line; a run that is there already brings its own where none is named."""
+    """The recipe of a command line; a run or checkpoint that is there already brings its own where none is named."""
     if recipe is None:
-        if out is None or not (out / RECIPE).is_file():
+        places = [*([out] if out else []), *([Path(resume)] if resume not in (None, "auto") else [])]
+        recipe = next((place / RECIPE for place in places if (place / RECIPE).is_file()), None)
+        if recipe is None:
             raise ConfigError("no recipe was named; give --recipe NAME or FILE (tiny is one to begin with)")
-        recipe = out / RECIPE
     chosen = load_recipe(recipe, overrides)
     if data is not None:
         chosen = dataclasses.replace(chosen, data=dataclasses.replace(chosen.data, corpus=data))
@@ -86,11 +103,15 @@ def resolve(
     if corpus not in CORPORA and Path(corpus).exists():
         # The run may be taken up from another folder.
         corpus = str(Path(corpus).resolve())
+    config.require_unicode(corpus, "--data")
     return dataclasses.replace(chosen, data=dataclasses.replace(chosen.data, corpus=corpus))
 
 
 def open_text(recipe: Recipe, split: str) -> Encoded:
-    return open_corpus(recipe.data.corpus, split, recipe.data.tokens)
+    data = recipe.data
+    if data.tokens is None or data.minimum is None:
+        return open_corpus(data.corpus, split, data.tokens)
+    return open_corpus(data.corpus, split, dataclasses.replace(find_reading(data.tokens), minimum=data.minimum))
 
 
 def make_trainer(
@@ -117,21 +138,56 @@ def train(
     device = torch.device(device)
     out = Path(out)
     check_folder(out, resume)
-    start = find_start(out, resume)
-    text = open_text(recipe, "train")
-    watching = default_observers(recipe, out, text) if observers is None else list(observers)
-    recipe, trainer = make_trainer(recipe, text, device, watching)
-    if (out / RECIPE).is_file():
-        check_same(recipe, load_recipe(out / RECIPE), out)
-    if start is not None:
-        if start.path.parent.resolve() != out.resolve() and (start.path.parent / RECIPE).is_file():
-            check_same(recipe, load_recipe(start.path.parent / RECIPE), start.path.parent)
-        snapshot.load(trainer, start)
-    before = trainer.step
-    if not trainer.finished:
-        write_about(out, recipe, text, device)
-        trainer.run()
-    return Outcome(out, trainer.step, trainer.finished, trainer.interrupted, trainer.step - before)
+    check_apart(out, recipe.data.corpus)
+    with ExitStack() as held:
+        if out.is_dir():
+            held.enter_context(claimed(out))
+        start = find_start(out, resume)
+        text = open_text(recipe, "train")
+        watching = default_observers(recipe, out, text) if observers is None else list(observers)
+        recipe, trainer = make_trainer(recipe, text, device, watching)
+        if (out / RECIPE).is_file():
+            check_same(recipe, load_recipe(out / RECIPE), out)
+        if start is not None:
+            check_start(recipe, start, out)
+            snapshot.load(trainer, start)
+        before = trainer.step
+        if not trainer.finished:
+            rehearse(trainer)
+            was_there = out.is_dir()
+            write_about(out, recipe, text, device)
+            if not was_there:
+                held.enter_context(claimed(out))
+            try:
+                trainer.run()
+            except NotFiniteError as error:
+                raise NotFiniteError(f"{error}: {_way_on(out)}") from None
+        # A signal in the last step leaves nothing to go on with.
+        signalled = None if trainer.finished else trainer.interrupted
+        return Outcome(out, trainer.step, trainer.finished, signalled, trainer.step - before, trainer.stopped_early)
+
+
+def _way_on(out: Path) -> str:
+    if store.numbered(out):
+        going_on = f"--resume {shlex.quote(str(out))} --out ANOTHER --set training.lr=..."
+        return f"look at that text, or go on from the last checkpoint at a lower rate with {going_on}"
+    return "look at that text, or begin in another --out with a lower training.lr"
+
+
+@contextmanager
+def claimed(out: Path) -> Iterator[None]:
+    """Held while a process trains in a folder: two would write over each other. It ends with the process."""
+    descriptor = os.open(out, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"another process trains in {out}; wait for its end, or choose another --out") from None
+        except OSError:  # some network file systems have no locks
+            pass
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def default_observers(recipe: Recipe, out: Path, text: Encoded) -> list[Observer]:
@@ -156,28 +212,46 @@ def check_folder(out: Path, resume: str | None) -> None:
         raise ConfigError(f"--out {out} is a file; give the name of a folder")
     if not out.exists() or not any(out.iterdir()):
         return
-    if not (out / RECIPE).is_file():
+    if not (out / RECIPE).is_file() or (out / MANIFEST).exists():
         raise ConfigError(f"--out {out} is not empty and holds no run; choose another folder")
     if resume is None:
         raise ConfigError(f"--out {out} holds a run; add --resume auto to go on with it, or choose another folder")
+
+
+def check_apart(out: Path, corpus: str) -> None:
+    """A run inside the folder it reads would be part of its text, which then changes with every step."""
+    folder = Path(corpus).resolve()
+    if corpus not in CORPORA and folder.is_dir() and folder in (out.resolve(), *out.resolve().parents):
+        raise ConfigError(f"--out {out} lies inside the data, {corpus}; choose a folder outside of it")
 
 
 def find_start(out: Path, resume: str | None) -> Verified | None:
     """The checkpoint to go on from; None for a run that begins."""
     if resume is None:
         return None
-    own = store.newest_good(out, keep=snapshot.PARTS).found
+    newest = store.newest_good(out, keep=snapshot.PARTS)
+    own = newest.found
+    if own is None and newest.passed_over:
+        # Beginning anew would write over what may still be mended.
+        raise CheckpointError(
+            f"{out} holds {len(newest.passed_over)} checkpoints and none is whole, since "
+            f"{newest.passed_over[0].reason}; choose another --out to begin anew"
+        )
     if resume == "auto":
         return own
     path = Path(resume)
     if not path.is_dir():
         raise CheckpointError(f"there is no run or checkpoint {path} to resume; --resume auto takes what --out holds")
-    if not path.name.startswith("checkpoint-"):
-        found = store.newest_good(path, keep=snapshot.PARTS).found
-        if found is None:
-            raise CheckpointError(f"{path} holds no whole checkpoint to resume")
-    else:
+    if (path / MANIFEST).is_file():
+        found = store.read_folder(path)
+        if not set(snapshot.PARTS) <= set(found.files):
+            raise CheckpointError(f"{path} is a model alone; a resume needs a checkpoint-N, or the folder of a run")
         found = store.read_folder(path, snapshot.PARTS)
+    else:
+        there = store.newest_good(path, keep=snapshot.PARTS).found
+        if there is None:
+            raise CheckpointError(f"{path} holds no whole checkpoint to resume")
+        found = there
     if own is not None and own.path.resolve() != found.path.resolve():
         raise ConfigError(
             f"--out {out} has come as far as {own.path.name}, and --resume names {path}; "
@@ -186,10 +260,18 @@ def find_start(out: Path, resume: str | None) -> Verified | None:
     return found
 
 
-def check_same(recipe: Recipe, stored: Recipe, where: Path) -> None:
+def check_start(recipe: Recipe, start: Verified, out: Path) -> None:
+    """A checkpoint is gone on from with the recipe it was made by, whatever has become of the run around it."""
+    if RECIPE not in start.files:
+        return
+    own = start.path.parent.resolve() == out.resolve()
+    check_same(recipe, load_recipe(start.path / RECIPE), start.path, FREE if own else FREE | TUNABLE)
+
+
+def check_same(recipe: Recipe, stored: Recipe, where: Path, free: Set[str] = FREE) -> None:
     """A run goes on with the recipe it began with, save for its end and what watches it."""
     now, then = _flat(recipe), _flat(stored)
-    free = FREE - TRIGGERING if stored.training.average_patience else FREE
+    free = free - TRIGGERING if stored.training.average_patience else free
     for key in sorted(now.keys() | then.keys()):
         if now.get(key) != then.get(key) and key not in free and not key.startswith(("evaluation.", "expected.")):
             raise ConfigError(

@@ -1,6 +1,7 @@
 """A run at one step as files: a model folder anyone can load, with what only a resume needs beside it."""
 
 import json
+import shlex
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from longspan.shapes import Tensor
 from longspan.training.loop import Trainer
 
 FORMAT = 1
-TENSORS, FACTS = "training.safetensors", "training.json"
+TENSORS, FACTS, RECIPE = "training.safetensors", "training.json", "recipe.toml"
 PARTS = (WEIGHTS, TENSORS, FACTS)
 
 
@@ -27,6 +28,7 @@ def save(trainer: Trainer, path: Path) -> None:
     """A checkpoint, whole or not at all: the model as one would use it, and everything to go on from."""
     facts = (json.dumps(facts_of(trainer), indent=1) + "\n").encode()
     extra: dict[str, store.Content] = {FACTS: facts, TENSORS: partial(save_file, tensors_of(trainer))}
+    extra[RECIPE] = trainer.recipe.to_toml().encode()
     with trainer.as_model() as model:
         save_model(path, model, trainer.tokenizer, notes=notes(trainer), extra=extra, replace=True)
 
@@ -35,7 +37,8 @@ def notes(trainer: Trainer) -> list[str]:
     """Where the model comes from, and how the recipe would have it scored."""
     recipe = trainer.recipe
     chosen = recipe.evaluation
-    flags = [
+    flags = ["--data", shlex.quote(recipe.data.corpus), "--split test"]
+    flags += [
         f"--{name} {value}"
         for name, value in (("segment", chosen.segment), ("memory", chosen.memory), ("clamp", chosen.clamp))
         if value is not None
@@ -44,7 +47,7 @@ def notes(trainer: Trainer) -> list[str]:
     text = f"{trainer.tokens:,} tokens of {trainer.lanes.name} (fingerprint {trainer.lanes.fingerprint[:16]})"
     return [
         f"Recipe {recipe.name}, seed {recipe.training.seed}, {trainer.step:,} steps, {text}.",
-        f"Scored by: longspan eval MODEL {' '.join(['--data', recipe.data.corpus, '--split test', *flags])}",
+        f"Scored by: longspan eval MODEL {' '.join(flags)}",
     ]
 
 
@@ -89,8 +92,10 @@ def load(trainer: Trainer, verified: Verified) -> None:
         trainer.lanes.load_state_dict(facts["data"])
         trainer.step, trainer.tokens = int(facts["step"]), int(facts["tokens"])
         trainer.seconds_before, trainer.stopped_early = float(facts["seconds"]), bool(facts["stopped_early"])
-        trainer.stopped_early = trainer.stopped_early and trainer.config.patience > 0
         count, noted = int(facts["memories"]), dict(facts["observers"])
+        # More patience, or none asked for, takes up a run that had stopped early.
+        waited = int(dict(noted.get("EarlyStop", {})).get("waited", 0))
+        trainer.stopped_early = trainer.stopped_early and 0 < trainer.config.patience <= waited
         if trainer.average is not None and trainer.config.average_patience:
             began = facts["averaging_began"]
             trainer.average.began = None if began is None else int(began)

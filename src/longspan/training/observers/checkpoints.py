@@ -24,6 +24,7 @@ class Checkpoints(Observer):
             return
         self.best = validation.nats
         score = f"{validation.bits:.4f} bits per token on {validation.tokens:,} held-out tokens."
+        set_aside_if_broken(self.folder / "best")
         with trainer.as_model() as model:
             save_model(
                 self.folder / "best", model, trainer.tokenizer, notes=[*snapshot.notes(trainer), score], replace=True
@@ -42,16 +43,21 @@ class Checkpoints(Observer):
         return {"best": self.best} if math.isfinite(self.best) else {}
 
     def restore(self, facts: dict[str, Any]) -> None:
-        self.best = float(facts.get("best", math.inf))
+        # A branch, or a run whose best was moved away or damaged, has none to compare with.
+        self.best = float(facts.get("best", math.inf)) if is_whole(self.folder / "best") else math.inf
 
 
-def set_aside_if_broken(path: Path) -> None:
-    """A damaged checkpoint that a resume passed over makes way for a whole one, and is kept for whoever asks why."""
-    if not path.exists():
-        return
+def is_whole(path: Path) -> bool:
     try:
         store.read_folder(path)
     except CheckpointError:
+        return False
+    return True
+
+
+def set_aside_if_broken(path: Path) -> None:
+    """A damaged checkpoint or best makes way for a whole one, and is kept for whoever asks why."""
+    if path.exists() and not is_whole(path):
         place = path.with_name(f"broken-{path.name}")
         shutil.rmtree(place, ignore_errors=True)
         path.rename(place)

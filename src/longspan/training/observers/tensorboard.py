@@ -1,36 +1,72 @@
 """TensorBoard events beside metrics.jsonl, where tensorboard is installed."""
 
+import os
+import socket
+import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from longspan.training.ledger import Row
 from longspan.training.loop import Observer, Trainer, Validation
+from longspan.training.observers.metrics import told
 
 
 class TensorBoard(Observer):
-    """The same figures as curves. A resume tells the reader to forget the steps it takes back."""
+    """The same figures as curves. A resume tells the reader to forget the steps it takes back.
+
+    Events are written as they come: torch's SummaryWriter hands them to a thread, which keeps some back for minutes,
+    loses those to a kill, and meets a full disk with a traceback.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.writer: Any = None
+        self.folder = folder / "tensorboard"
+        self.path = self.folder
+        self.file: IO[bytes] | None = None
+        self.records: Any = None
+        self.event: Any = None
 
     def begin(self, trainer: Trainer) -> None:
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError:
             return
-        purge = trainer.step + 1 if trainer.step else None
-        self.writer = SummaryWriter(str(self.folder / "tensorboard"), purge_step=purge)
+        self.event = Event
+        with told(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            resumes = any(self.folder.iterdir())
+            # Readers take the files in the order of their names.
+            self.path = self.folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+            self.file = self.path.open("xb")
+        self.records = RecordWriter(self.file)
+        self._write(file_version="brain.Event:2")
+        if resumes:
+            self._write(step=trainer.step + 1, session_log={"status": "START"})
 
     def row(self, trainer: Trainer, row: Row) -> None:
-        if self.writer is not None:
-            for name in ("loss", "bits", "lr", "grad_norm", "tokens_per_second"):
-                self.writer.add_scalar(f"training/{name}", getattr(row, name), row.step)
+        figures = {name: getattr(row, name) for name in ("loss", "bits", "lr", "grad_norm", "tokens_per_second")}
+        self._scalars(row.step, "training", figures)
 
     def validated(self, trainer: Trainer, validation: Validation) -> None:
-        if self.writer is not None:
-            self.writer.add_scalar("validation/bits", validation.bits, validation.step)
+        self._scalars(validation.step, "validation", {"loss": validation.nats, "bits": validation.bits})
+
+    def settle(self) -> None:
+        if self.file is not None:
+            with told(self.path):
+                os.fsync(self.file.fileno())
 
     def end(self, trainer: Trainer) -> None:
-        if self.writer is not None:
-            self.writer.close()
+        if self.file is not None:
+            with suppress(OSError):
+                self.file.close()
+
+    def _scalars(self, step: int, group: str, figures: dict[str, float]) -> None:
+        values = [{"tag": f"{group}/{name}", "simple_value": value} for name, value in figures.items()]
+        self._write(step=step, summary={"value": values})
+
+    def _write(self, **fields: Any) -> None:
+        if self.file is not None:
+            with told(self.path):
+                self.records.write(self.event(wall_time=time.time(), **fields).SerializeToString())
+                self.file.flush()

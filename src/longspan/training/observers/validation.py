@@ -21,22 +21,25 @@ class Validate(Observer):
         self.every = every
         self.ids, self.starts = sample(text, tokens)
 
+    def rehearse(self, trainer: Trainer) -> None:
+        self.score(trainer, most=2 * (trainer.recipe.evaluation.segment or trainer.recipe.model.segment) + 1)
+
     def after_step(self, trainer: Trainer) -> None:
         if trainer.step % self.every == 0 or trainer.finished:
             # A step that was not finite must be found out before its weights are scored and called the best.
             trainer.settle()
             trainer.announce(self.score(trainer))
 
-    def score(self, trainer: Trainer) -> Validation:
+    def score(self, trainer: Trainer, most: int | None = None) -> Validation:
+        """What the model makes of the sample, or of its first `most` tokens."""
         chosen, segment = trainer.recipe.evaluation, trainer.recipe.model.segment
-        lanes = max(1, min(max(chosen.lanes, trainer.lanes.batch), (len(self.ids) - 1) // segment))
-        starts = self.starts if trainer.recipe.data.documents else None
+        ids = self.ids[:most]
+        lanes = max(1, min(max(chosen.lanes, trainer.lanes.batch), (len(ids) - 1) // segment))
+        starts = self.starts[self.starts < len(ids)] if trainer.recipe.data.documents else None
         tally = Tally()
         settings = {"memory": chosen.memory, "clamp": chosen.clamp, "same_length": chosen.same_length}
         with trainer.as_model(**settings) as model, trainer.autocast():
-            for stretch in stream_losses(
-                model, self.ids, segment=chosen.segment or segment, lanes=lanes, starts=starts
-            ):
+            for stretch in stream_losses(model, ids, segment=chosen.segment or segment, lanes=lanes, starts=starts):
                 tally.add(stretch)
         return Validation(trainer.step, tally.count, tally.mean)
 

@@ -1,0 +1,75 @@
+"""What a run would meet only later (a schedule's next value, its first validation), tried before it writes anything."""
+
+import dataclasses
+import os
+from dataclasses import fields
+
+import torch
+
+from longspan.errors import ConfigError, DataError
+from longspan.training.loop import Trainer
+from longspan.training.recipe import as_steps
+
+
+def rehearse(trainer: Trainer) -> None:
+    """Refuses what cannot be gone through with; changes nothing, random numbers included."""
+    _check_batches(trainer)
+    _check_keys(trainer)
+    _check_memories(trainer)
+    _check_segments(trainer)
+    for observer in trainer.observers:
+        observer.rehearse(trainer)
+
+
+def _check_batches(trainer: Trainer) -> None:
+    text = trainer.lanes
+    for _, rows in as_steps(trainer.config.batch):
+        if len(text.ids) - 1 < rows:
+            raise DataError(
+                f"{text.name} has {len(text.ids):,} tokens, too few for a batch of {rows} rows; "
+                "give it more text, or a smaller batch"
+            )
+
+
+def _check_keys(trainer: Trainer) -> None:
+    """Settings of a memory are for families that have one."""
+    recipe = trainer.recipe
+    known = {field.name for field in fields(recipe.model)}
+    asked = {"training.memory": recipe.training.memory}
+    asked |= {f"evaluation.{key}": getattr(recipe.evaluation, key) for key in ("memory", "clamp", "same_length")}
+    for key, value in asked.items():
+        if value is not None and key.partition(".")[2] not in known:
+            raise ConfigError(f"{key} is not for a {recipe.family}, which has no such setting; leave it out")
+
+
+def _check_memories(trainer: Trainer) -> None:
+    """Every memory of the schedule makes a config, and its states fit into this machine."""
+    model, held = trainer.model, trainer.model.config
+    rows = max(rows for _, rows in as_steps(trainer.config.batch))
+    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if trainer.device.type == "cuda":
+        room = torch.cuda.get_device_properties(trainer.device).total_memory
+    scheduled = trainer.config.memory
+    memories = [None] if scheduled is None else [memory for _, memory in as_steps(scheduled)]
+    try:
+        for memory in memories:
+            if memory is not None:
+                model.config = dataclasses.replace(trainer.recipe.model, memory=memory)
+            size = 2 * model.state_size * rows
+            if size > room:
+                raise ConfigError(
+                    f"{rows} rows of memory need at least {size / 2**30:,.0f} GiB and this machine has "
+                    f"{room / 2**30:,.0f}; lower model.memory or training.batch"
+                )
+    finally:
+        model.config = held
+
+
+def _check_segments(trainer: Trainer) -> None:
+    """A family may know segments up to some length only."""
+    usual = trainer.recipe.model.segment
+    longest = max(segment for _, segment in as_steps(trainer.config.segment or usual))
+    longest = min(longest, len(trainer.lanes.ids) - 1)  # more is never read at once
+    if longest > usual:
+        with trainer.as_model() as model, torch.no_grad():
+            model.hidden_states(torch.zeros(1, longest, dtype=torch.int64, device=trainer.device))

@@ -29,6 +29,7 @@ def report(*folders: Path) -> str:
     return build_report([read_run(folder) for folder in folders], scratch, torch.device("cpu"), torch.float32, SMALL)
 
 
+@pytest.mark.slow
 def test_every_part_is_there(make_run: Callable[..., Path]) -> None:
     html = report(make_run("xl", memory=20), make_run("window", "vanilla"))
     assert re.findall("<h2>(.*?)</h2>", html) == [
@@ -47,6 +48,7 @@ def test_every_part_is_there(make_run: Callable[..., Path]) -> None:
     assert "&lt;b&gt;as" in html
 
 
+@pytest.mark.slow
 def test_nothing_is_fetched(make_run: Callable[..., Path]) -> None:
     html = report(make_run("xl", memory=20))
     links = re.findall(r'(?:src|href)="([^"]*)"', html)
@@ -63,6 +65,7 @@ def test_a_run_whose_text_is_gone_still_has_its_curves(make_run: Callable[..., P
     assert html.count("<img ") == 1
 
 
+@pytest.mark.slow
 def test_scores_stand_beside_published_ones(
     make_run: Callable[..., Path], corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,6 +78,7 @@ def test_scores_stand_beside_published_ones(
     assert rows[0][1:] == ("41M", "1.06")
 
 
+@pytest.mark.slow
 def test_rows_of_scores_are_of_the_same_tokens(make_run: Callable[..., Path], corpus: Path) -> None:
     """Against logits of windows taken by hand; and a score over all of a text is that of its stream."""
     folders = [make_run("xl", memory=20), make_run("window", "vanilla")]
@@ -103,6 +107,7 @@ def test_rows_of_scores_are_of_the_same_tokens(make_run: Callable[..., Path], co
         assert float(shown[row][1]) == pytest.approx(same, abs=2e-3)
 
 
+@pytest.mark.slow
 def test_tokens_of_another_kind_are_not_ranked(
     make_run: Callable[..., Path], corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,7 @@ def test_characters_a_model_does_not_know(cli: Cli) -> None:
     cli("eval", "ascii", "--data", "latin.txt").refused("UTF-8")
 
 
+@pytest.mark.slow
 def test_streams_that_are_closed_or_narrow(model: Path) -> None:
     """As a shell would: standard output closed, standard input closed, a terminal of ASCII, a reader that leaves."""
     program = f"{sys.executable} -m longspan.cli.main"

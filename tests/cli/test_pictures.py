@@ -9,6 +9,7 @@ from .conftest import Cli
 RELATIVE = {"figure3", "figure4", "figure5", "figure6-1", "figure6-2", "figure6-3", "figure7", "spans"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "sets", "expected"),
     [
@@ -28,6 +29,7 @@ def test_every_figure(cli: Cli, text: Path, family: str, sets: list[str], expect
     assert result.out.splitlines() == [f"p/{name}.png" for name in sorted(expected)]
 
 
+@pytest.mark.slow
 def test_some_of_a_text_with_another_memory(cli: Cli, model: Path, text: Path) -> None:
     result = cli("pictures", model, "--data", text, "--split", "train", "--tokens", 100, "--memory", 8, "--out", "a/p")
     assert (result.code, result.err) == (0, "")

@@ -17,6 +17,7 @@ def run(cli: Cli, model: Path, text: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_one_file(cli: Cli, run: Path) -> None:
     result = cli("report", run, "--out", "r.html")
     assert (result.code, result.err, result.out) == (0, "", "the report is in r.html\n")

@@ -70,6 +70,14 @@ ALL = CUT_ANYWHERE | MINDS_CUTS
 MakeModel = Callable[..., LanguageModel]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`make check` holds the two first families to the law, `make test` all."""
+    for item in items:
+        name = getattr(item, "callspec", None) and item.callspec.params.get("name")  # type: ignore[attr-defined]
+        if isinstance(name, str) and name in ALL and ALL[name][0] not in ("transformer-xl", "vanilla"):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture
 def make() -> MakeModel:
     def make_model(name: str, dtype: torch.dtype = torch.float64, **changes: Any) -> LanguageModel:

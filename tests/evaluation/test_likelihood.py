@@ -103,6 +103,7 @@ def test_wrong_use_is_told(model) -> None:
             list(stream_losses(model, text, **keywords))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", range(20 if os.environ.get("LONGSPAN_TORTURE") else 1))
 def test_random_cuts_change_neither_count_nor_loss(model, block: int) -> None:
     """With same_length a stream may be cut anywhere: a hundred ways, segment by segment, against one pass."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from longspan.contract import Decoder, LanguageModel, State
+from longspan.contract import Decoder, LanguageModel, State, require_segment
 from longspan.kernels.lsh_attention import hash_buckets, lsh_attention
 from longspan.layers.attention import merge_heads, split_heads
 from longspan.layers.model_config import require
@@ -155,6 +155,7 @@ class Reformer(LanguageModel):
         state: State | None = None,
         starts: Bool[Tensor, "B T"] | None = None,
     ) -> tuple[Float[Tensor, "B T"], State]:
+        require_segment(tokens, targets=targets, starts=starts)
         h, state = self._read(tokens, state, starts)
         return self.head.losses(self.dropout(self.final_norm(h)), targets), state
 

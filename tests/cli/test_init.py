@@ -1,9 +1,9 @@
 """`init`, `info`, `families`, `import`, help; and the list of keys, frozen."""
 
 import json
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -120,14 +120,18 @@ def test_import_of_the_authors_state_dict_and_a_vocabulary(cli: Cli) -> None:
 
 
 def test_help_answers_within_a_second() -> None:
-    """Best of three: the machine may be busy, the imports may not."""
+    """In seconds of processor time, best of three: the machine may be busy, the imports may not."""
     seconds = []
     for _ in range(3):
-        began = time.perf_counter()
+        began = spent_by_children()
         done = subprocess.run([sys.executable, "-m", "longspan.cli.main", "--help"], capture_output=True, check=True)
-        subprocess.run(
-            [sys.executable, "-c", "import longspan.cli.main, sys; assert 'torch' not in sys.modules"], check=True
-        )
-        seconds.append((time.perf_counter() - began) / 2)
+        seconds.append(spent_by_children() - began)
         assert done.returncode == 0
     assert min(seconds) < 1
+    program = "import longspan.cli.main, sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def spent_by_children() -> float:
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime

@@ -25,6 +25,49 @@ class Stretch:
     losses: NDArray[np.float32]
 
 
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """The next segment of every lane, and where its losses belong."""
+
+    tokens: torch.Tensor
+    targets: torch.Tensor
+    starts: torch.Tensor | None
+    begins: list[int]  # of each lane, the entry of its first loss
+    valid: list[int]  # of each lane, how many losses count
+
+    def stretches(self, losses: torch.Tensor) -> Iterator[Stretch]:
+        values = losses.detach().float().cpu().numpy()
+        for lane, (begin, count) in enumerate(zip(self.begins, self.valid, strict=True)):
+            if count > 0:
+                yield Stretch(begin, values[lane, :count])
+
+
+def pieces_of(
+    model: LanguageModel, ids: Ids, *, segment: int, lanes: int, starts: NDArray[np.int64] | None
+) -> Iterator[Piece]:
+    """A text cut into `lanes` stretches read side by side, a segment at a time; `starts` are the offsets at which
+    documents begin."""
+    total = check_text(model, ids)
+    check_positive("--segment", segment)
+    check_positive("--lanes", lanes)
+    if lanes > total:
+        raise ConfigError(f"--lanes {lanes} is more than the {total} losses of this text; use fewer lanes")
+    begins = np.array([lane * total // lanes for lane in range(lanes + 1)])
+    sizes, begins = np.diff(begins), begins[:-1]
+    device, longest = next(model.parameters()).device, int(sizes.max())
+    for offset in range(0, longest, segment):
+        # Lanes differ by one loss at most: a shorter one reads its last token twice and the copy is dropped.
+        width = min(segment, longest - offset)
+        places = np.minimum(begins[:, None] + offset + np.arange(width), total - 1)
+        yield Piece(
+            _tensor(ids[places], device),
+            _tensor(ids[places + 1], device),
+            _begun(places, starts, device),
+            (begins + offset).tolist(),
+            np.minimum(width, sizes - offset).tolist(),
+        )
+
+
 def stream_losses(
     model: LanguageModel,
     ids: Ids,
@@ -33,33 +76,15 @@ def stream_losses(
     lanes: int = 1,
     starts: NDArray[np.int64] | None = None,
 ) -> Iterator[Stretch]:
-    """Every loss of a text, segment by segment, the state carried across.
-
-    `lanes` cuts the text into that many stretches read side by side, each from a fresh state; `starts` are the
-    offsets at which documents begin, where memory is forgotten.
-    """
-    total = check_text(model, ids)
-    check_positive("--segment", segment)
-    check_positive("--lanes", lanes)
-    if lanes > total:
-        raise ConfigError(f"--lanes {lanes} is more than the {total} losses of this text; use fewer lanes")
-    begins = np.array([lane * total // lanes for lane in range(lanes + 1)])
-    sizes, begins = np.diff(begins), begins[:-1]
-    device = next(model.parameters()).device
-    state, longest = model.initial_state(lanes), int(sizes.max())
+    """Every loss of a text, segment by segment, the state carried across, each lane from a fresh one."""
+    pieces = pieces_of(model, ids, segment=segment, lanes=lanes, starts=starts)
+    state = None
     with model.fixed_weights():
-        for offset in range(0, longest, segment):
-            # Lanes differ by one loss at most: a shorter one reads its last token twice and the copy is dropped.
-            width = min(segment, longest - offset)
-            places = np.minimum(begins[:, None] + offset + np.arange(width), total - 1)
-            tokens, targets = _tensor(ids[places], device), _tensor(ids[places + 1], device)
+        for piece in pieces:
             with torch.inference_mode():
-                losses, state = model.losses(tokens, targets, state, _begun(places, starts, device))
-            values = losses.float().cpu().numpy()
-            for lane in range(lanes):
-                valid = min(width, int(sizes[lane]) - offset)
-                if valid > 0:
-                    yield Stretch(int(begins[lane]) + offset, values[lane, :valid])
+                state = model.initial_state(lanes) if state is None else state
+                losses, state = model.losses(piece.tokens, piece.targets, state, piece.starts)
+            yield from piece.stretches(losses)
 
 
 def sliding_losses(

@@ -1,0 +1,101 @@
+"""Dynamic evaluation: a model goes on learning from what it has just been scored on (Krause et al. 2018, 2019).
+
+A segment is scored first and learnt from afterwards, so no loss ever knows its own target. With g the gradient of a
+segment's mean loss, v the mean of g^2 over the segments so far and theta_0 the weights it came with:
+
+    theta <- theta - rate g / (sqrt(v) + epsilon) + decay (theta_0 - theta)
+
+Krause et al. take v from the training text; ours comes from the text that is scored, so that a model alone is enough.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from longspan.contract import LanguageModel, State
+from longspan.errors import ConfigError
+from longspan.evaluation.likelihood import Ids, Stretch, pieces_of
+from longspan.shapes import Tensor
+
+EPSILON = 1e-8
+
+
+@dataclass(frozen=True)
+class Dynamics:
+    """How fast a model follows the text, and how strongly it is held to what it was."""
+
+    rate: float = 5e-5
+    decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate < 1:
+            raise ConfigError(f"--dynamic-rate {self.rate} must lie between 0 and 1; 5e-5 is one to begin with")
+        if not 0 <= self.decay < 1:
+            raise ConfigError(f"--dynamic-decay {self.decay} must lie in [0, 1)")
+
+
+def dynamic_losses(
+    model: LanguageModel,
+    ids: Ids,
+    *,
+    segment: int,
+    lanes: int = 1,
+    starts: NDArray[np.int64] | None = None,
+    dynamics: Dynamics | None = None,
+) -> Iterator[Stretch]:
+    """Every loss of a text, each scored before the model learns from it; afterwards the weights are what they were.
+
+    Memory is carried as hidden states: keys and values projected by weights that have moved since would be stale.
+    """
+    pieces = pieces_of(model, ids, segment=segment, lanes=lanes, starts=starts)
+    follower = Follower(model, dynamics or Dynamics())
+    state = None
+    try:
+        for piece in pieces:
+            state = _training_state(model, lanes) if state is None else state
+            with torch.enable_grad():
+                losses, state = model.losses(piece.tokens, piece.targets, state, piece.starts)
+                counted = torch.cat([row[:count] for row, count in zip(losses, piece.valid, strict=True)])
+            state = state.detach()
+            yield from piece.stretches(losses)
+            follower.learn(counted.mean())
+    finally:
+        follower.restore()
+
+
+def _training_state(model: LanguageModel, lanes: int) -> State:
+    """An empty state of the form that training carries; dropout stays off."""
+    model.train()
+    state = model.initial_state(lanes)
+    model.eval()
+    return state
+
+
+class Follower:
+    """The weights on their way through a text, and those they began with."""
+
+    def __init__(self, model: LanguageModel, dynamics: Dynamics) -> None:
+        self.dynamics, self.steps = dynamics, 0
+        self.weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.first = [weight.detach().clone() for weight in self.weights]
+        self.squares = [torch.zeros_like(weight) for weight in self.first]
+
+    def learn(self, loss: Tensor) -> None:
+        gradients = torch.autograd.grad(loss, self.weights, allow_unused=True)
+        self.steps += 1
+        with torch.no_grad():
+            for weight, first, squares, gradient in zip(self.weights, self.first, self.squares, gradients, strict=True):
+                if gradient is None:
+                    continue
+                squares.addcmul_(gradient, gradient)
+                towards_first = self.dynamics.decay * (first - weight)
+                step = gradient / ((squares / self.steps).sqrt() + EPSILON)
+                weight.add_(towards_first - self.dynamics.rate * step)
+
+    def restore(self) -> None:
+        with torch.no_grad():
+            for weight, first in zip(self.weights, self.first, strict=True):
+                weight.copy_(first)

@@ -151,6 +151,16 @@ class ExpectedConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReachedConfig:
+    """What the recipe has come to here, in the unit of `expected`; how long it took, and on what."""
+
+    score: float | None = None
+    unit: str | None = None
+    seconds: float | None = None
+    device: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """A run before it has met its data; `model` is the config of `family`."""
 
@@ -161,6 +171,7 @@ class Recipe:
     data: DataConfig = field(default_factory=DataConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     expected: ExpectedConfig = field(default_factory=ExpectedConfig)
+    reached: ReachedConfig = field(default_factory=ReachedConfig)
 
     def with_vocabulary(self, size: int) -> "Recipe":
         """The same recipe for a text of that many symbols: the data knows, a preset only states."""
@@ -178,6 +189,7 @@ SECTIONS: dict[str, type] = {
     "training": TrainingConfig,
     "evaluation": EvaluationConfig,
     "expected": ExpectedConfig,
+    "reached": ReachedConfig,
 }
 
 

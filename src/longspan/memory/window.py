@@ -32,13 +32,9 @@ class WindowDecoder:
 
 
 class WithoutMemory(LanguageModel):
-    """A family that reads every segment as if it were the first: its state is empty, its decoder a window of tokens.
-
-    Vectors of `places` are added to the embedding, and each layer makes its keys of the segment alone.
-    """
+    """A family that reads every segment as if it were the first: its state is empty, its decoder a window of tokens."""
 
     embedding: Any
-    places: Any
     layers: Any
     final_norm: Any
     dropout: Any
@@ -47,21 +43,37 @@ class WithoutMemory(LanguageModel):
     def has_memory(self) -> bool:
         return False
 
+    @property
+    def reach(self) -> int:
+        return self.config.segment - 1
+
     def initial_state(self, batch: int) -> State:
         return State(torch.zeros(batch, dtype=torch.int64, device=next(self.parameters()).device))
+
+    def begin(
+        self, tokens: Int[Tensor, "B T"], state: State | None, starts: Bool[Tensor, "B T"] | None
+    ) -> tuple[State, Int[Tensor, "B T"] | None]:
+        """The state, and the oldest place each token may see; None where that is the segment's first for all."""
+        B, T = tokens.shape
+        state = self.initial_state(B) if state is None else state
+        state.require_rows(B)
+        return state, None if starts is None else first_visible(torch.zeros_like(state.length), 0, T, starts)
+
+    def decoder(self, state: State | None = None, batch: int = 1) -> Decoder:
+        return WindowDecoder(self, self.initial_state(batch) if state is None else state, self.config.segment)
+
+
+class Placed(WithoutMemory):
+    """Vectors of `places` are added to the embedding, and each layer makes its keys of the segment alone."""
+
+    places: Any
 
     def hidden_states(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
     ) -> tuple[tuple[Tensor, ...], State]:
-        B, T = tokens.shape
-        state = self.initial_state(B) if state is None else state
-        state.require_rows(B)
-        first_key = None if starts is None else first_visible(torch.zeros_like(state.length), 0, T, starts)
-        hidden = [self.dropout(self.embedding(tokens) + self.places(T, first_key))]
+        state, first_key = self.begin(tokens, state, starts)
+        hidden = [self.dropout(self.embedding(tokens) + self.places(tokens.shape[1], first_key))]
         for layer in self.layers:
             hidden.append(layer(hidden[-1], *layer.keys_values(hidden[-1]), first_key))
         hidden[-1] = self.dropout(self.final_norm(hidden[-1]))
         return tuple(hidden), state
-
-    def decoder(self, state: State | None = None, batch: int = 1) -> Decoder:
-        return WindowDecoder(self, self.initial_state(batch) if state is None else state, self.config.segment)

@@ -22,7 +22,7 @@ from longspan.kernels.block_attention import Chunks, Columns, Graph, Part, Patte
 from longspan.layers.patterns import PatternLayer, farthest, require_causal
 from longspan.layers.places import LearnedPlaces
 from longspan.layers.transformer import TransformerConfig, initialise, require, settle_max_distance
-from longspan.memory.window import WithoutMemory
+from longspan.memory.window import Placed
 from longspan.shapes import Bool, Float, Int, Tensor
 
 
@@ -82,7 +82,7 @@ class BigBirdConfig(TransformerConfig):
         return table
 
 
-class BigBird(WithoutMemory):
+class BigBird(Placed):
     Config: ClassVar[type] = BigBirdConfig
 
     def __init__(self, config: BigBirdConfig) -> None:

@@ -11,19 +11,17 @@ Convolutions are separable and look only to the left, in their own document.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 from torch import nn
 from torch.nn import functional as F
 
-from longspan.contract import Decoder, LanguageModel, State
+from longspan.contract import State
 from longspan.layers.attention import Attention
 from longspan.layers.convolution import CausalSeparableConvolution
 from longspan.layers.feed_forward import ACTIVATIONS
 from longspan.layers.model_config import require
 from longspan.layers.positions import place_in_document, place_sinusoid
 from longspan.layers.transformer import Residual, TransformerConfig, initialise
-from longspan.memory.segments import first_visible
-from longspan.memory.window import WindowDecoder
+from longspan.memory.window import WithoutMemory
 from longspan.shapes import Bool, Float, Int, Tensor
 
 
@@ -94,7 +92,7 @@ def _attend(
     return attention.attend(attention.queries(x), *attention.keys_values(x), None, None, first_key)
 
 
-class Evolved(LanguageModel):
+class Evolved(WithoutMemory):
     Config: ClassVar[type] = EvolvedConfig
 
     def __init__(self, config: EvolvedConfig) -> None:
@@ -110,31 +108,16 @@ class Evolved(LanguageModel):
             if isinstance(module, CausalSeparableConvolution):
                 module.reset()
 
-    @property
-    def reach(self) -> int:
-        return self.config.segment - 1
-
-    @property
-    def has_memory(self) -> bool:
-        return False
-
-    def initial_state(self, batch: int) -> State:
-        return State(torch.zeros(batch, dtype=torch.int64, device=self.embedding.tables[0].device))
-
     def hidden_states(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
     ) -> tuple[tuple[Tensor, ...], State]:
-        B, T = tokens.shape
-        state = self.initial_state(B) if state is None else state
-        state.require_rows(B)
-        first_key = None if starts is None else first_visible(state.length, 0, T, starts)
+        state, first_key = self.begin(tokens, state, starts)
         h = self.embedding(tokens)
-        h = h + place_sinusoid(place_in_document(first_key, T, tokens.device), self.config.width).to(h.dtype)
+        h = h + place_sinusoid(place_in_document(first_key, tokens.shape[1], tokens.device), self.config.width).to(
+            h.dtype
+        )
         hidden = [self.dropout(h)]
         for layer in self.layers:
             hidden.append(layer(hidden[-1], first_key))
         hidden[-1] = self.dropout(self.final_norm(hidden[-1]))
         return tuple(hidden), state
-
-    def decoder(self, state: State | None = None, batch: int = 1) -> Decoder:
-        return WindowDecoder(self, self.initial_state(batch) if state is None else state, self.config.segment)

@@ -10,15 +10,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from longspan.contract import Decoder, LanguageModel, State, require_segment
+from longspan.contract import State, require_segment
 from longspan.kernels.lsh_attention import hash_buckets, lsh_attention
 from longspan.layers.attention import merge_heads, split_heads
 from longspan.layers.model_config import require
 from longspan.layers.positions import place_in_document, place_sinusoid
 from longspan.layers.reversible import ReversibleLayer, Streams, read_reversibly
 from longspan.layers.transformer import TransformerConfig, initialise
-from longspan.memory.segments import first_visible
-from longspan.memory.window import WindowDecoder
+from longspan.memory.window import WithoutMemory
 from longspan.shapes import Bool, Float, Int, Tensor
 
 Context = tuple[Float[Tensor, "R D N"], Int[Tensor, "B T"] | None]
@@ -100,7 +99,7 @@ class HashedAttention(nn.Module):
         return self.dropout(self.output(merge_heads(read))), plan
 
 
-class Reformer(LanguageModel):
+class Reformer(WithoutMemory):
     Config: ClassVar[type] = ReformerConfig
     rotations: Float[Tensor, "Y R D N"]
 
@@ -124,17 +123,6 @@ class Reformer(LanguageModel):
         # weights.
         fixed = [config.rotations(torch.Generator().manual_seed(n)) for n in range(config.layers)]
         self.register_buffer("rotations", torch.stack(fixed))
-
-    @property
-    def reach(self) -> int:
-        return self.config.segment - 1
-
-    @property
-    def has_memory(self) -> bool:
-        return False
-
-    def initial_state(self, batch: int) -> State:
-        return State(torch.zeros(batch, dtype=torch.int64, device=self.embedding.tables[0].device))
 
     def hidden_states(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
@@ -170,19 +158,15 @@ class Reformer(LanguageModel):
     def _begin(
         self, tokens: Int[Tensor, "B T"], state: State | None, starts: Bool[Tensor, "B T"] | None
     ) -> tuple[Float[Tensor, "B T E"], list[Context], State]:
-        B, T = tokens.shape
-        state = self.initial_state(B) if state is None else state
-        state.require_rows(B)
-        first_key = None if starts is None else first_visible(state.length, 0, T, starts)
+        state, first_key = self.begin(tokens, state, starts)
         h = self.embedding(tokens)
-        h = h + place_sinusoid(place_in_document(first_key, T, tokens.device), self.config.width).to(h.dtype)
+        h = h + place_sinusoid(place_in_document(first_key, tokens.shape[1], tokens.device), self.config.width).to(
+            h.dtype
+        )
         rotations = self.rotations
         if self.training:
             rotations = torch.stack([self.config.rotations() for _ in self.layers]).to(h.device, non_blocking=True)
         return self.dropout(h), [(layer, first_key) for layer in rotations], state
-
-    def decoder(self, state: State | None = None, batch: int = 1) -> Decoder:
-        return WindowDecoder(self, self.initial_state(batch) if state is None else state, self.config.segment)
 
 
 def _mean(streams: Streams) -> Float[Tensor, "B T E"]:

@@ -15,7 +15,7 @@ from longspan.kernels.block_attention import Chunks, Columns, Part, Pattern, Win
 from longspan.layers.patterns import PatternLayer, farthest
 from longspan.layers.places import LearnedPlaces
 from longspan.layers.transformer import TransformerConfig, initialise, require, settle_max_distance
-from longspan.memory.window import WithoutMemory
+from longspan.memory.window import Placed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class SparseConfig(TransformerConfig):
         return Columns(self.stride - self.summary, self.stride, self.stride)
 
 
-class Sparse(WithoutMemory):
+class Sparse(Placed):
     Config: ClassVar[type] = SparseConfig
 
     def __init__(self, config: SparseConfig) -> None:

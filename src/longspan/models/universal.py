@@ -16,13 +16,12 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from longspan.contract import Decoder, LanguageModel, State
+from longspan.contract import State
 from longspan.layers.model_config import require
 from longspan.layers.ponder import Ponder
 from longspan.layers.positions import place_in_document, place_sinusoid
 from longspan.layers.transformer import TransformerConfig, TransformerLayer, initialise
-from longspan.memory.segments import first_visible
-from longspan.memory.window import WindowDecoder
+from longspan.memory.window import WithoutMemory
 from longspan.shapes import Bool, Float, Int, Tensor
 
 
@@ -42,7 +41,7 @@ class UniversalConfig(TransformerConfig):
         require(self.ponder >= 0, f"model.ponder={self.ponder} must not be negative")
 
 
-class Universal(LanguageModel):
+class Universal(WithoutMemory):
     Config: ClassVar[type] = UniversalConfig
 
     def __init__(self, config: UniversalConfig) -> None:
@@ -58,23 +57,12 @@ class Universal(LanguageModel):
         nn.init.ones_(self.halting.bias)  # as in the authors' code: few steps at first
         self._taken: list[Tensor] = []
 
-    @property
-    def reach(self) -> int:
-        return self.config.segment - 1
-
-    @property
-    def has_memory(self) -> bool:
-        return False
-
     def facts(self) -> dict[str, Any]:
         """The mean of the steps taken by every position read outside training since the model was made."""
         if not self._taken:
             return {}
         steps, positions = torch.stack(self._taken).tolist()
         return {"mean_steps": steps / positions}
-
-    def initial_state(self, batch: int) -> State:
-        return State(torch.zeros(batch, dtype=torch.int64, device=self.embedding.tables[0].device))
 
     def hidden_states(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
@@ -100,9 +88,7 @@ class Universal(LanguageModel):
         self, tokens: Int[Tensor, "B T"], state: State | None, starts: Bool[Tensor, "B T"] | None
     ) -> tuple[tuple[Tensor, ...], State, Ponder]:
         c, (B, T) = self.config, tokens.shape
-        state = self.initial_state(B) if state is None else state
-        state.require_rows(B)
-        first_key = None if starts is None else first_visible(state.length, 0, T, starts)
+        state, first_key = self.begin(tokens, state, starts)
         places = place_sinusoid(place_in_document(first_key, T, tokens.device), c.width)
         times = place_sinusoid(torch.arange(1, c.steps + 1, device=tokens.device)[:, None], c.width)
         s = self.dropout(self.embedding(tokens))
@@ -142,6 +128,3 @@ class Universal(LanguageModel):
     def _note(self, ponder: Ponder) -> None:
         new = [ponder.steps.detach().sum(), torch.full_like(ponder.steps[0, 0], ponder.steps.numel())]
         self._taken = [a + b for a, b in zip(self._taken, new, strict=True)] if self._taken else new
-
-    def decoder(self, state: State | None = None, batch: int = 1) -> Decoder:
-        return WindowDecoder(self, self.initial_state(batch) if state is None else state, self.config.segment)

@@ -6,15 +6,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
-from longspan.contract import Decoder, LanguageModel, State
+from longspan.contract import State
 from longspan.errors import ConfigError
 from longspan.layers.attention import no_biases
 from longspan.layers.auxiliary_losses import AuxiliaryLosses
 from longspan.layers.model_config import require
 from longspan.layers.positions import ShawDistances, place_in_document, place_sinusoid
 from longspan.layers.transformer import TransformerConfig, TransformerLayer, initialise, settle_max_distance
-from longspan.memory.segments import first_visible
-from longspan.memory.window import WindowDecoder
+from longspan.memory.window import WithoutMemory
 from longspan.shapes import Bool, Float, Int, Tensor
 
 
@@ -58,7 +57,7 @@ class VanillaLayer(TransformerLayer):
         return super().forward(h, *self.keys_values(h), position, None, first_key)
 
 
-class Vanilla(LanguageModel):
+class Vanilla(WithoutMemory):
     Config: ClassVar[type] = VanillaConfig
 
     def __init__(self, config: VanillaConfig) -> None:
@@ -76,29 +75,16 @@ class Vanilla(LanguageModel):
         )
         initialise(self)
 
-    @property
-    def reach(self) -> int:
-        return self.config.segment - 1
-
-    @property
-    def has_memory(self) -> bool:
-        return False
-
-    def initial_state(self, batch: int) -> State:
-        return State(torch.zeros(batch, dtype=torch.int64, device=self.embedding.tables[0].device))
-
     def hidden_states(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
     ) -> tuple[tuple[Tensor, ...], State]:
-        B, T = tokens.shape
-        state = self.initial_state(B) if state is None else state
-        state.require_rows(B)
+        T = tokens.shape[1]
+        state, first_key = self.begin(tokens, state, starts)
         if self.config.position == "learned" and (known := self.config.max_distance + 1) < T:
             raise ConfigError(
                 f"this model has learned {known} positions and was handed {T} tokens at once; "
                 f"use segments of at most {known}"
             )
-        first_key = None if starts is None else first_visible(state.length, 0, T, starts)
         h = self.embedding(tokens)
         if self.config.position == "sinusoid":
             h = h + place_sinusoid(place_in_document(first_key, T, tokens.device), self.config.width).to(h.dtype)
@@ -120,6 +106,3 @@ class Vanilla(LanguageModel):
             return super().training_loss(tokens, targets, state, progress, starts)
         hidden, state = self.hidden_states(tokens, state, starts)
         return self.head.losses(hidden[-1], targets).mean() + self.auxiliary(hidden, targets, progress), state
-
-    def decoder(self, state: State | None = None, batch: int = 1) -> Decoder:
-        return WindowDecoder(self, self.initial_state(batch) if state is None else state, self.config.segment)

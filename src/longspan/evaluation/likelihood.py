@@ -62,6 +62,11 @@ def stream_losses(
                     yield Stretch(int(begins[lane]) + offset, values[lane, :valid])
 
 
+def slides(model: LanguageModel, asked: bool | None = None) -> bool:
+    """Whether a text is scored by a sliding window: as asked, else where a model has no memory to carry along."""
+    return not model.has_memory if asked is None else asked
+
+
 def sliding_losses(
     model: LanguageModel,
     ids: Ids,

@@ -15,7 +15,7 @@ from longspan.checkpoints.states import load_state, save_state
 from longspan.contract import LanguageModel, State
 from longspan.device import find_device, find_dtype
 from longspan.errors import ConfigError, DataError, StateError
-from longspan.evaluation.likelihood import Tally, stream_losses
+from longspan.evaluation.likelihood import Tally, slides, sliding_losses, stream_losses
 from longspan.generation.sampling import Sampling
 from longspan.generation.session import Session, TextStream
 from longspan.shapes import Float, Tensor
@@ -24,10 +24,12 @@ from longspan.tokens import Tokenizer
 
 @dataclass(frozen=True)
 class Score:
-    """What a model thinks of a text. `losses[k]` is token k+1 given the tokens up to k, in nats."""
+    """What a model thinks of a text. `losses[k]` is token k+1 given the tokens up to k, in nats; `sliding` says that
+    each had a fresh window of the tokens before it, and no memory."""
 
     tokens: int
     losses: NDArray[np.float32]
+    sliding: bool = False
 
     @property
     def nats(self) -> float:
@@ -60,14 +62,19 @@ class TextModel:
             raise AttributeError(name)
         return getattr(self.model, name)
 
-    def score(self, text: str | bytes) -> Score:
-        """The loss of every token of a text but the first."""
+    def score(self, text: str | bytes, *, sliding: bool | None = None) -> Score:
+        """The loss of every token of a text but the first.
+
+        A model without memory reads a fresh window of its config's segment for every token, which costs one window per
+        token; `sliding` forces either way, and False reads it segment by segment.
+        """
         ids = self.tokenizer.encode(text)
         losses = np.empty(max(len(ids) - 1, 0), np.float32)
-        tally = Tally(losses)
-        for stretch in stream_losses(self.model, ids, segment=self.model.config.segment):
+        tally, slid = Tally(losses), slides(self.model, sliding)
+        ways = sliding_losses if slid else stream_losses
+        for stretch in ways(self.model, ids, segment=self.model.config.segment):
             tally.add(stretch)
-        return Score(len(ids), losses)
+        return Score(len(ids), losses, slid)
 
     def hidden_states(self, text: str | bytes) -> tuple[Float[Tensor, "T D"], ...]:
         """The embedding and every layer's output at every token of a text, read as one stream."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import longspan
+from longspan.text_model import TextModel
 
 from .conftest import Cli
 
@@ -36,7 +37,7 @@ def expected(data: bytes, segment: int, **settings) -> np.ndarray:
         (["--memory", 5, "--clamp", 3], 16, {"memory": 5, "clamp": 3}),
         (["--same-length"], 16, {"same_length": True}),
         (["--same-length", "--memory", 9, "--segment", 50], 50, {"same_length": True, "memory": 9}),
-        (["--memory", 0], 16, {"memory": 0}),
+        (["--memory", 0, "--no-sliding"], 16, {"memory": 0}),
     ],
 )
 def test_losses_and_facts(cli: Cli, model: Path, text: Path, flags, segment, settings) -> None:
@@ -107,7 +108,7 @@ def test_wrong_use_is_one_sentence(cli: Cli, model: Path, text: Path) -> None:
 
 def test_a_family_without_memory_says_so(cli: Cli, text: Path) -> None:
     assert cli("init", "--family", "vanilla", "--set", "model.layers=1", "--set", "model.width=32", "v").code == 0
-    assert cli("eval", "v", "--data", text, "--json").json["memory"] == 0
+    assert cli("eval", "v", "--data", text, "--no-sliding", "--json").json["memory"] == 0
     cli("eval", "v", "--data", text, "--memory", 10).refused("--memory is not for a vanilla")
     cli("eval", "v", "--data", text, "--same-length").refused("--same-length is not for a vanilla")
 
@@ -124,11 +125,63 @@ def test_sliding_stops_at_a_document_s_beginning_as_streaming_does(cli: Cli, mod
     Path("two").mkdir()
     Path("two/a.txt").write_bytes(b"the first of the two texts, " * 3)
     Path("two/b.txt").write_bytes(b"and now for another, which stands alone. " * 3)
-    for flags in (["--sliding", "--segment", 12], ["--segment", 12, "--memory", 0]):
+    for flags in (["--sliding", "--segment", 12], ["--segment", 12, "--memory", 0]):  # the second slides by itself
         assert cli("eval", model, "--data", "two", "--losses", "both.npy", *flags).code == 0
         assert cli("eval", model, "--data", "two/b.txt", "--losses", "b.npy", *flags).code == 0
-        if "--sliding" in flags:
-            np.testing.assert_allclose(np.load("both.npy")[-len(np.load("b.npy")) :], np.load("b.npy"), atol=1e-5)
+        np.testing.assert_allclose(np.load("both.npy")[-len(np.load("b.npy")) :], np.load("b.npy"), atol=1e-5)
+
+
+def one_window_per_token(net: TextModel, data: bytes, window: int) -> list[float]:
+    """The loss of every target from a fresh state and at most `window` tokens before it."""
+    found = []
+    with torch.no_grad():
+        for place in range(1, len(data)):
+            logits, _ = net(torch.tensor(list(data[max(0, place - window) : place]))[None])
+            found.append(float(-logits[0, -1].log_softmax(-1)[data[place]]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("family", "flags", "window"),
+    [("vanilla", [], 16), ("vanilla", ["--segment", 9], 9), ("transformer-xl", ["--memory", 0], 16)],
+)
+def test_without_memory_a_window_slides_by_itself(cli: Cli, text: Path, family: str, flags, window: int) -> None:
+    text.write_bytes(text.read_bytes()[:120])
+    sets = [part for key in ("layers=1", "width=32", "segment=16") for part in ("--set", f"model.{key}")]
+    assert cli("init", "--family", family, *sets, "v").code == 0
+    result = cli("eval", "v", "--data", text, "--losses", "l.npy", "--json", *flags)
+    assert result.json["sliding"] is True
+    assert result.json["segment"] == window
+    assert (result.err.count("\n"), result.json["lanes"]) == (1, 1)
+    for word in (family, "no memory", f"window of the {window} ", "one window per token", "--no-sliding"):
+        assert word in result.err
+    net = longspan.load("v", memory=0) if family == "transformer-xl" else longspan.load("v")
+    wanted = one_window_per_token(net, text.read_bytes(), window)
+    np.testing.assert_allclose(np.load("l.npy"), wanted, atol=1e-5)
+    if window == 16:
+        score = net.score(text.read_bytes())
+        np.testing.assert_allclose(score.losses, wanted, atol=1e-5)
+        assert score.sliding
+    asked = cli("eval", "v", "--data", text, "--sliding", *flags)
+    assert (asked.code, asked.err) == (0, "")
+    assert "sliding            True" in asked.out
+
+
+def test_the_cheap_way_stays(cli: Cli, model: Path, text: Path) -> None:
+    sets = [part for key in ("layers=1", "width=32", "segment=16") for part in ("--set", f"model.{key}")]
+    assert cli("init", "--family", "vanilla", *sets, "v").code == 0
+    result = cli("eval", "v", "--data", text, "--no-sliding", "--losses", "l.npy", "--json")
+    assert (result.json["sliding"], result.err) == (False, "")
+    data, net = text.read_bytes(), longspan.load("v")
+    found, pieces = np.load("l.npy"), [data[a : a + 17] for a in range(0, len(data) - 1, 16)]
+    wanted = np.concatenate([one_window_per_token(net, piece, 16) for piece in pieces])
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    np.testing.assert_allclose(net.score(data, sliding=False).losses, wanted, atol=1e-5)
+    lanes = cli("eval", "v", "--data", text, "--no-sliding", "--lanes", 3, "--json").json
+    assert (lanes["lanes"], lanes["sliding"]) == (3, False)
+    cli("eval", "v", "--data", text, "--lanes", 3).refused("without memory", "--no-sliding")
+    cli("eval", "v", "--data", text, "--losses", "no/such/l.npy").refused("no/such")
+    assert not longspan.load(model).score(data).sliding
 
 
 def test_losses_replace_no_device_and_reserve_their_room(cli: Cli, model: Path, text: Path, monkeypatch) -> None:
@@ -147,3 +200,18 @@ def test_losses_replace_no_device_and_reserve_their_room(cli: Cli, model: Path, 
     before = set(Path().iterdir())
     cli("eval", model, "--data", text, "--losses", "l.npy").refused("--losses l.npy cannot be written: No space left")
     assert set(Path().iterdir()) == before
+
+
+def test_dynamic_evaluation(cli: Cli, model: Path, text: Path) -> None:
+    static = cli("eval", model, "--data", text, "--json").json
+    moving = cli("eval", model, "--data", text, "--dynamic", "--dynamic-rate", 1e-3, "--losses", "l.npy", "--json").json
+    assert moving["dynamic"] is True
+    assert (moving["dynamic_rate"], moving["dynamic_decay"]) == (1e-3, 0.0)
+    assert moving["scored"] == static["scored"] == len(np.load("l.npy"))
+    assert moving["nats"] < static["nats"]
+    assert "dynamic" not in static
+    again = cli("eval", model, "--data", text, "--json").json
+    assert again["nats"] == static["nats"]
+    cli("eval", model, "--data", text, "--dynamic", "--sliding").refused("--dynamic", "--sliding")
+    cli("eval", model, "--data", text, "--dynamic", "--dynamic-rate", 0).refused("--dynamic-rate 0")
+    cli("eval", model, "--data", text, "--dynamic-rate", 1e-3).refused("--dynamic-rate", "--dynamic")

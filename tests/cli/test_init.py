@@ -46,12 +46,27 @@ def test_info_counts(cli: Cli, model: Path) -> None:
     assert facts["state_bytes_per_row"] == 2 * 2 * 40 * 32 * 4
     assert facts["reach"] == 2 * 40 + 15 + 8  # hops end at positions 24 and 8 of their segments: 55 + 48
     assert facts["config"]["memory"] == 40
+    assert facts["has_memory"] is True
     assert cli("info", model).code == 0
 
 
 def test_families_lists_them(cli: Cli) -> None:
     assert set(cli("families", "--json").json["families"]) == set(FAMILIES)
     assert "transformer-xl" in cli("families").out
+
+
+def test_families_and_info_say_who_has_a_memory(cli: Cli) -> None:
+    said = cli("families", "--json").json["memory"]
+    assert set(said) == set(FAMILIES)
+    assert (said["vanilla"], said["lstm"]) == ("no memory", "memory")
+    assert (said["transformer-xl"], said["rotary"]) == ("model.memory, 128 unless set", "model.memory, 0 unless set")
+    assert "no memory " in next(line for line in cli("families").out.splitlines() if line.startswith("vanilla"))
+    for name, word in said.items():
+        if word.endswith("memory"):
+            assert cli("init", "--family", name, "--set", "model.layers=1", "--set", "model.width=32", name).code == 0
+            assert cli("info", name, "--json").json["has_memory"] is (word == "memory")
+    assert cli("init", "--set", "model.memory=0", "--set", "model.layers=1", "none").code == 0
+    assert cli("info", "none", "--json").json["has_memory"] is False
 
 
 def test_a_model_folder_and_its_card(cli: Cli, model: Path) -> None:

@@ -58,7 +58,8 @@ VALUES = [
 FLAGS = {
     verb: flags.split()
     for verb, flags in {
-        "eval": "--data --split --segment --memory --clamp --same-length --no-same-length --sliding --lanes --losses",
+        "eval": "--data --split --segment --memory --clamp --same-length --no-same-length --sliding --no-sliding"
+        " --lanes --losses",
         "generate": "-p --prompt-file -n --temp --top-k --top-p --min-p --seed --save-state --load-state",
         "init": "--family --set --tokens --seed",
         "import": "--tokens --config",
@@ -72,7 +73,16 @@ FLAGS = {
     }.items()
 }
 COMMON = ["--device", "--dtype", "--threads", "--help", "--version", "--nonsense"]
-SWITCHES = {"--json", "--sliding", "--same-length", "--no-same-length", "--help", "--version", "--print-config"}
+SWITCHES = {
+    "--json",
+    "--sliding",
+    "--no-sliding",
+    "--same-length",
+    "--no-same-length",
+    "--help",
+    "--version",
+    "--print-config",
+}
 
 
 def value(flag: str, draw: random.Random) -> str:

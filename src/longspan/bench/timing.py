@@ -21,6 +21,7 @@ class Preset:
     lengths: tuple[int, ...]  # attention lengths of evaluation
     segment: int  # tokens read at once in evaluation
     generate: tuple[tuple[int, int], ...]  # batch, memory
+    texts: tuple[int, ...]  # lengths at which families are compared
 
 
 def _shape(vocabulary: int, layers: int, width: int, heads: int) -> dict[str, Any]:
@@ -36,6 +37,7 @@ PRESETS = {
         lengths=(800, 1800, 2800, 3800),
         segment=32768,
         generate=((1, 1600), (64, 512)),
+        texts=(1024, 2048, 4096, 8192, 16384, 32768, 65536),
     ),
     "small": Preset(
         _shape(256, 4, 128, 4),
@@ -44,6 +46,7 @@ PRESETS = {
         lengths=(128, 256),
         segment=128,
         generate=((1, 256), (8, 64)),
+        texts=(256, 512, 1024, 2048),
     ),
 }
 
@@ -82,11 +85,12 @@ def seconds(call: Callable[[], Any], device: torch.device, least: float = 0.3, r
     """The median time of a call over some rounds, each at least `least` seconds long; warm-up is not counted."""
     for _ in range(2):
         call()
-    repeat = max(1, round(least / max(_timed(call, 1, device), 1e-6)))
-    return statistics.median(_timed(call, repeat, device) for _ in range(rounds))
+    repeat = max(1, round(least / max(timed(call, 1, device), 1e-6)))
+    return statistics.median(timed(call, repeat, device) for _ in range(rounds))
 
 
-def _timed(call: Callable[[], Any], repeat: int, device: torch.device) -> float:
+def timed(call: Callable[[], Any], repeat: int, device: torch.device) -> float:
+    """Seconds per call of so many calls in a row."""
     wait(device)
     began = time.perf_counter()
     for _ in range(repeat):

@@ -1,14 +1,18 @@
 """`longspan bench`: how fast, as a ratio to a rival in the same run."""
 
 from importlib import import_module
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from longspan.cli.options import DeviceName, DtypeName, Json, Machine, Threads, machine, print_json
 from longspan.errors import ConfigError
 
-app = typer.Typer(help="Measure speed as a ratio to a rival in the same run.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from longspan.bench.families import Growth
+    from longspan.bench.timing import Preset
+
+app = typer.Typer(help="Measure speed: against a rival in the same run, and against length.", no_args_is_help=True)
 PresetName = Annotated[
     str | None, typer.Option("--preset", help="enwik8 (12 layers, 41M; the default on CUDA) or small.")
 ]
@@ -65,6 +69,61 @@ def generate(
     _bench("generate", preset, json, machine(device, dtype, threads))
 
 
+@app.command("families")
+def families(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[FAMILY]...", help="Families to measure; all unless named.")
+    ] = None,
+    preset: PresetName = None,
+    lengths: Annotated[
+        str, typer.Option("--lengths", help="Tokens of the texts, e.g. 1024,2048,4096; the preset's unless given.")
+    ] = "",
+    json: Json = False,
+    device: DeviceName = "auto",
+    dtype: DtypeName = "auto",
+    threads: Threads = 0,
+) -> None:
+    """Time and memory of every family against the length of the text, beside what its paper claims."""
+    from longspan.bench import families as bench
+    from longspan.bench.peak import MEANING
+
+    where, asked = machine(device, dtype, threads), _numbers("--lengths", lengths)
+    if 0 in asked:
+        raise ConfigError(f"--lengths {lengths} has a text of 0 tokens; give at least 1")
+    about, chosen = _about("families", preset, where)
+    found = bench.measure(chosen, where.device, where.dtype, asked, tuple(names or ()))
+    meaning = MEANING[where.device.type]
+    if json:
+        facts = {"dtype": str(where.dtype), "lengths": sorted(set(asked or chosen.texts)), "bytes": meaning}
+        print_json({**about, **facts, "families": [growth.facts() for growth in found]})
+        return
+    print(", ".join(about.values()))
+    print(f"MiB: {meaning}; by count: the slope of the operations\n")
+    for n, growth in enumerate(found):
+        _print_growth(growth, heading=n == 0)
+
+
+def _print_growth(growth: "Growth", heading: bool) -> None:
+    if heading:
+        columns = "".join(f"{length:>10,}" for length in growth.lengths)
+        print(f"{'tokens':34}{columns} {'slope':>7} {'by count':>8}  paper")
+    times = [None if value is None else 1e3 * value for value in growth.seconds]
+    sizes = [None if value is None else value / 2**20 for value in growth.bytes]
+    name = f"{growth.family}, {growth.read}"
+    print(f"{name:30} ms {_cells(times)} {_cell(growth.slope, 7)} {_cell(growth.by_count, 8)}  {growth.paper}")
+    print(f"{'':29} MiB {_cells(sizes)} {_cell(growth.memory_slope, 7)}", flush=True)
+    for length, why in growth.failed.items():
+        print(f"{'':33} {length:,} tokens failed: {why}", flush=True)
+
+
+def _cells(values: "list[float | None]") -> str:
+    return "".join(f"{'failed':>10}" if value is None else f"{value:10,.1f}" for value in values)
+
+
+def _cell(value: float | None, width: int) -> str:
+    return f"{'':{width}}" if value is None else f"{value:{width}.2f}"
+
+
 def _numbers(flag: str, text: str) -> tuple[int, ...]:
     try:
         found = tuple(int(part) for part in text.split(",")) if text else ()
@@ -75,15 +134,20 @@ def _numbers(flag: str, text: str) -> tuple[int, ...]:
     return found
 
 
-def _bench(what: str, preset: str | None, json: bool, where: Machine, **options: Any) -> None:
+def _about(what: str, preset: str | None, where: Machine) -> "tuple[dict[str, str], Preset]":
+    """What a result must name, and the preset."""
     import torch
 
     from longspan.bench import timing
     from longspan.training.environment import hardware
 
     name, chosen = timing.preset(preset, where.device)
+    return {"bench": what, "preset": name, "device": hardware(where.device), "torch": torch.__version__}, chosen
+
+
+def _bench(what: str, preset: str | None, json: bool, where: Machine, **options: Any) -> None:
+    about, chosen = _about(what, preset, where)
     lines = import_module(f"longspan.bench.{what}").measure(chosen, where.device, where.dtype, **options)
-    about = {"bench": what, "preset": name, "device": hardware(where.device), "torch": torch.__version__}
     if json:
         print_json({**about, "dtype": str(where.dtype), "lines": [line.facts() for line in lines]})
         return

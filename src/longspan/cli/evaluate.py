@@ -1,9 +1,12 @@
 """`longspan eval`: how well a model predicts a text."""
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from longspan.evaluation.dynamic import Dynamics
+
 
 def evaluate(
     model: Model,
@@ -25,7 +30,7 @@ def evaluate(
         str | None, typer.Option("--split", help="train, valid or test; the whole text unless told.")
     ] = None,
     segment: Annotated[
-        int | None, typer.Option("--segment", help="Tokens read at once; the window of --sliding.")
+        int | None, typer.Option("--segment", help="Tokens read at once, or the length of a sliding window.")
     ] = None,
     memory: Annotated[int | None, typer.Option("--memory", help="Positions remembered.")] = None,
     clamp: Annotated[int | None, typer.Option("--clamp", help="Distances beyond this look alike; 0 is off.")] = None,
@@ -33,8 +38,22 @@ def evaluate(
         bool | None, typer.Option("--same-length/--no-same-length", help="Every query sees as many keys as the memory.")
     ] = None,
     sliding: Annotated[
-        bool, typer.Option("--sliding", help="A fresh window of --segment tokens before every target.")
+        bool | None,
+        typer.Option(
+            "--sliding/--no-sliding",
+            help="A fresh window of --segment tokens before every target, or segment after segment; "
+            "a window unless told where a model has no memory.",
+        ),
+    ] = None,
+    dynamic: Annotated[
+        bool, typer.Option("--dynamic", help="Learn from every segment once it is scored; the weights on disk stay.")
     ] = False,
+    dynamic_rate: Annotated[
+        float | None, typer.Option("--dynamic-rate", help="How far a weight moves per segment; 5e-5 unless told.")
+    ] = None,
+    dynamic_decay: Annotated[
+        float | None, typer.Option("--dynamic-decay", help="How strongly it is drawn back; 0 unless told.")
+    ] = None,
     lanes: Annotated[int, typer.Option("--lanes", help="Cut the text into this many streams read side by side.")] = 1,
     losses: Annotated[
         Path | None, typer.Option("--losses", help="Write the losses, float32 nats, to this .npy.")
@@ -47,30 +66,39 @@ def evaluate(
     """Bits, nats and perplexity of a text. Flags left out come from the model's config."""
     from longspan.checkpoints.model_folder import find_model, open_model
     from longspan.data.encoded import open_corpus
-    from longspan.evaluation.likelihood import Tally, sliding_losses, stream_losses
+    from longspan.evaluation.dynamic import dynamic_losses
+    from longspan.evaluation.likelihood import Tally, slides, sliding_losses, stream_losses
+    from longspan.models.families import name_of
 
-    where = machine(device, dtype, threads)
-    given = {"segment": segment, "memory": memory, "clamp": clamp, "same_length": same_length}
+    # Steps of learning are lost in bfloat16, whose neighbours lie further apart than they reach.
+    where = machine(device, "float32" if dynamic and dtype == "auto" else dtype, threads)
+    dynamics = _dynamics(dynamic, sliding, dynamic_rate, dynamic_decay)
+    if segment is not None and segment < 1:
+        raise ConfigError(f"--segment {segment} must be at least 1")
+    given = {"memory": memory, "clamp": clamp, "same_length": same_length}
     overrides = {name: value for name, value in given.items() if value is not None}
-    if sliding:
-        if lanes != 1:
-            raise ConfigError("--sliding reads a fresh window for every target; it has no --lanes")
-        overrides.pop("segment", None)  # the window may be longer than the segment the model was trained with
     found = find_model(Path(model))
     _check_flags(overrides, found.contents["config.json"])
     loaded = open_model(found, overrides=overrides, device=where.device, dtype=where.dtype)
     config = loaded.model.config
     window = config.segment if segment is None else segment
+    slid = dynamics is None and slides(loaded.model, sliding)
+    if slid and lanes != 1:
+        why = "--sliding" if sliding else "a model without memory"
+        raise ConfigError(f"--lanes are of a stream, and {why} reads a window for every token; use --no-sliding")
     text = open_corpus(data, split, loaded.tokenizer)
-    if sliding:
+    if slid:
         stretches = sliding_losses(loaded.model, text.ids, segment=window, starts=text.starts[1:])
     else:
-        stretches = stream_losses(loaded.model, text.ids, segment=window, lanes=lanes, starts=text.starts[1:])
+        stream = stream_losses if dynamics is None else partial(dynamic_losses, dynamics=dynamics)
+        stretches = stream(loaded.model, text.ids, segment=window, lanes=lanes, starts=text.starts[1:])
     began = time.perf_counter()
     with _losses_file(losses, len(text.ids) - 1) as out:
-        tally = Tally(out)
+        tally, first = Tally(out), next(stretches)  # what cannot be scored is refused here, in one sentence
+        if slid and sliding is None:
+            _tell_of_windows(name_of(loaded.model), window)
         with progress("scoring", quiet=json) as watch:
-            for stretch in stretches:
+            for stretch in chain([first], stretches):
                 tally.add(stretch)
                 if watch is not None:
                     watch(tally.count, len(text.ids) - 1)
@@ -85,23 +113,45 @@ def evaluate(
         "clamp": getattr(config, "clamp", 0),
         "same_length": getattr(config, "same_length", False),
         "lanes": lanes,
-        "sliding": sliding,
+        "sliding": slid,
         **loaded.model.facts(),
     }
+    if dynamics is not None:
+        facts |= {"dynamic": True, "dynamic_rate": dynamics.rate, "dynamic_decay": dynamics.decay}
     if json:
         print_json(facts)
     else:
         print_rows(facts)
 
 
+def _dynamics(asked: bool, sliding: bool | None, rate: float | None, decay: float | None) -> "Dynamics | None":
+    from longspan.evaluation.dynamic import Dynamics
+
+    given = {key: value for key, value in (("rate", rate), ("decay", decay)) if value is not None}
+    if not asked:
+        for key in given:
+            raise ConfigError(f"--dynamic-{key} is a setting of --dynamic; add that too")
+        return None
+    if sliding:
+        raise ConfigError("--dynamic learns from segments as they pass, and --sliding has none; choose one of them")
+    return Dynamics(**given)
+
+
+def _tell_of_windows(family: str, window: int) -> None:
+    print(
+        f"longspan: this {family} has no memory, so each token is scored with a fresh window of the {window} tokens "
+        "before it, its best, at the cost of one window per token; --no-sliding reads segment by segment",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
 def _check_flags(overrides: dict[str, Any], described: bytes) -> None:
-    """A flag must be a key of the model's family, and at least 1 where it counts tokens."""
+    """A flag must be a key of the model's family."""
     from longspan.checkpoints.manifest import read_json
     from longspan.config import keys
     from longspan.models.families import family
 
-    if overrides.get("segment", 1) < 1:
-        raise ConfigError(f"--segment {overrides['segment']} must be at least 1")
     name = str(read_json(described, "config.json").get("family"))
     for flag in overrides:
         if flag not in keys(family(name).Config):

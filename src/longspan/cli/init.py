@@ -74,6 +74,7 @@ def info(
         "tokens": loaded.tokenizer.kind,
         "vocabulary": net.config.vocabulary,
         "reach": net.reach,
+        "has_memory": net.has_memory,
         "state_bytes_per_row": net.state_size * next(net.parameters()).element_size(),
         "hash": loaded.hash,
         **net.facts(),
@@ -98,16 +99,31 @@ def parameters_by_part(model: Any) -> dict[str, int]:
 
 
 def families(json: Json = False, device: DeviceName = "auto", dtype: DtypeName = "auto", threads: Threads = 0) -> None:
-    """The families of models."""
+    """The families of models, and what each carries from one segment to the next."""
     from longspan.models.families import FAMILIES
 
     machine(device, dtype, threads)
     # The first line of a family's file says what it is, and ends with its page in docs/.
     lines = {name: (_first_line(cls)) for name, cls in FAMILIES.items()}
+    memories = {name: _memory(name) for name in FAMILIES}
     if json:
-        print_json({"families": lines})
-    else:
-        print_rows(lines)
+        print_json({"families": lines, "memory": memories})
+        return
+    width = max(map(len, memories.values()))
+    print_rows({name: f"{memories[name]:<{width}}  {line}" for name, line in lines.items()})
+
+
+def _memory(family: str) -> str:
+    """Whether a family has a memory: always, never, or as `model.memory` says."""
+    import torch
+
+    from longspan.models.families import build
+
+    with torch.device("meta"):
+        model = build(family, {})
+    if "memory" not in _keys_of(family):
+        return "memory" if model.has_memory else "no memory"
+    return f"model.memory, {model.config.memory} unless set"
 
 
 def _first_line(cls: type) -> str:

@@ -87,6 +87,11 @@ def stream_losses(
             yield from piece.stretches(losses)
 
 
+def slides(model: LanguageModel, asked: bool | None = None) -> bool:
+    """Whether a text is scored by a sliding window: as asked, else where a model has no memory to carry along."""
+    return not model.has_memory if asked is None else asked
+
+
 def sliding_losses(
     model: LanguageModel,
     ids: Ids,

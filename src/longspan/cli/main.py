@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from longspan import __version__
-from longspan.cli import bench, convert, data, demo, evaluate, generate, init, pictures, recl, report, train
+from longspan.cli import bench, compare, convert, data, demo, evaluate, generate, init, pictures, recl, report, train
 from longspan.errors import LongspanError
 
 app = typer.Typer(
@@ -48,6 +48,7 @@ app.command("demo")(demo.demo)
 app.command("recl")(recl.recl)
 app.command("pictures")(pictures.pictures)
 app.command("report")(report.report)
+app.command("compare")(compare.compare)
 app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")
 

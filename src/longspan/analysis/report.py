@@ -59,9 +59,10 @@ def build_report(
     dtype: torch.dtype,
     effort: Effort | None = None,
     watch: Watch | None = None,
+    opening: Sequence[Section] = (),
 ) -> str:
     """One HTML file; a part that cannot be made says why in its place. Pictures pass through the folder `scratch`;
-    `watch` is called with parts made and parts in all."""
+    `watch` is called with parts made and parts in all; `opening` comes first, as it is."""
     effort = effort or Effort()
     opened, troubles = _open(runs, device, dtype)
     parts: list[tuple[str, Callable[[], Iterator[str]]]] = [
@@ -80,7 +81,7 @@ def build_report(
             watch(len(sections), len(parts))
     names = ", ".join(run.name for run in runs)
     lead = f"{names}; held-out text of {', '.join(sorted({run.corpus for run in runs}))}; {_machine(device)}."
-    return page("longspan: " + names, lead, sections)
+    return page("longspan: " + names, lead, [*opening, *sections])
 
 
 def _told(make: Callable[[], Iterator[str]]) -> Iterator[str]:

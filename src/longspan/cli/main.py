@@ -10,7 +10,21 @@ from typing import Annotated, Any
 import typer
 
 from longspan import __version__
-from longspan.cli import bench, convert, data, demo, evaluate, generate, init, pictures, recipes, recl, report, train
+from longspan.cli import (
+    bench,
+    compare,
+    convert,
+    data,
+    demo,
+    evaluate,
+    generate,
+    init,
+    pictures,
+    recipes,
+    recl,
+    report,
+    train,
+)
 from longspan.errors import LongspanError
 
 app = typer.Typer(
@@ -51,6 +65,7 @@ app.command("recl")(recl.recl)
 app.command("pictures")(pictures.pictures)
 app.command("report")(report.report)
 app.command("recipes")(recipes.recipes)
+app.command("compare")(compare.compare)
 app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")
 

@@ -1,0 +1,1 @@
+"""A group of recipes under one budget: trained, scored and measured side by side."""

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longspan.errors import DataError
-from longspan.tokens import ByteTokenizer
+from longspan.tokens import ByteTokenizer, tokenizer_from_dict
 
 
 @given(st.binary())
@@ -32,3 +32,21 @@ def test_ids_that_are_none_are_named() -> None:
 def test_a_lone_surrogate_is_named() -> None:
     with pytest.raises(DataError, match=r"character 1 .* lone surrogate \(U\+D800\)"):
         ByteTokenizer().encode("a\ud800")
+
+
+@given(st.binary(), st.lists(st.integers(0, 60), max_size=4).map(sorted))
+def test_plain_bytes_leave_out_the_same_wherever_the_text_is_cut(data: bytes, cuts: list[int]) -> None:
+    text = b"\xef\xbb\xbfOne\r\ntwo \xef\xbb" + data + b"\xbf\r"
+    blocks = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    kept = b"".join(ids.tobytes() for ids in ByteTokenizer(plain=True).encode_stream(blocks))
+    wanted = text.replace(b"\xef\xbb\xbf", b"")
+    assert kept.replace(b"\xef\xbb\xbf", b"") == wanted.replace(b"\r", b"").replace(b"\xef\xbb\xbf", b"")
+    assert b"\r" not in kept
+
+
+def test_plain_bytes_are_stored_as_such() -> None:
+    plain = ByteTokenizer(plain=True)
+    assert tokenizer_from_dict(plain.to_dict()) == plain
+    assert tokenizer_from_dict(ByteTokenizer().to_dict()) == ByteTokenizer()
+    assert plain.fingerprint != ByteTokenizer().fingerprint
+    assert plain.encode("\ufeffa\r\nb").tolist() == [97, 10, 98]

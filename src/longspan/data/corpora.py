@@ -144,7 +144,7 @@ _KNOWN = (
         "english-novels",
         "98 English novels, 1839 to 1930, a document each",
         "public domain",
-        "bytes",
+        "plain-bytes",
         ByDocument(),
         documents=98,
         size=77_151_744,

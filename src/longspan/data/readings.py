@@ -18,7 +18,8 @@ class Reading:
     """A way to read a corpus, before its text has been seen.
 
     `counted` names the splits whose symbols make the vocabulary, `by_count` orders it by frequency; `dropped` and
-    `alphabet` are those of CharacterTokenizer, `special`, `minimum` and `lower` those of WordTokenizer.
+    `alphabet` are those of CharacterTokenizer, `special`, `minimum` and `lower` those of WordTokenizer,
+    `plain` that of ByteTokenizer.
     """
 
     kind: Literal["bytes", "characters", "words"]
@@ -30,6 +31,7 @@ class Reading:
     special: tuple[str, ...] = (EOS, UNK)
     minimum: int = 1
     lower: bool = False
+    plain: bool = False
 
     @property
     def unit(self) -> Unit:
@@ -40,7 +42,7 @@ class Reading:
     def tokenizer(self, pieces: Iterable[Piece]) -> Tokenizer:
         """The tokenizer this reading makes of these pieces of text."""
         if self.kind == "bytes":
-            return ByteTokenizer()
+            return ByteTokenizer(self.plain)
         if self.kind == "characters":
             symbols: Counter[str] = Counter()
             for piece in pieces:
@@ -61,6 +63,7 @@ _ALL = ("train", "valid", "test")
 # training text alone.
 READINGS: dict[str, Reading] = {
     "bytes": Reading("bytes", "every byte, 256 symbols"),
+    "plain-bytes": Reading("bytes", "every byte but carriage returns and byte-order marks, 256 symbols", plain=True),
     "characters": Reading("characters", "the characters of the training text, sorted"),
     "words": Reading("words", "the words of the training text by count, <eos> for each line, <unk> for the rest"),
     "enwik8-authors": Reading(

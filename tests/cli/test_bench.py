@@ -14,6 +14,8 @@ from longspan.models.families import FAMILIES, build
 
 from .conftest import Cli
 
+pytestmark = pytest.mark.slow
+
 SHAPE = {"vocabulary": 16, "layers": 3, "width": 16, "heads": 2, "inner": 32, "dropout": 0.0}
 TINY = timing.Preset(
     SHAPE,

@@ -15,6 +15,8 @@ from longspan.training.loop import Trainer
 
 from .conftest import Cli
 
+pytestmark = pytest.mark.slow
+
 WORDS = ["the", "rain", "fell", "in", "torrents", "and", "a", "dark", "stormy", "night", "was", "over", "London"]
 ATTENTION = "heads = 2\ninner = 32\n"
 FAMILIES = {"transformer-xl": f"{ATTENTION}memory = 16\n", "vanilla": ATTENTION, "lstm": ""}

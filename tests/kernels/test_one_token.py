@@ -62,6 +62,7 @@ def walk(form: str, rows: int, device: str, dtype: torch.dtype, kind: type[Recor
 
 
 @interpreted
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "rows"), [*((form, 1) for form in FORMS), ("plain", 5), ("rms", 5)])
 def test_interpreted_steps_are_those_of_the_layers(form: str, rows: int) -> None:
     assert walk(form, rows, "cpu", torch.float32, Unrecorded) < 1e-5

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from longspan.bench.peak import peak_bytes
-from longspan.bench.timing import Preset, attention_flops, dense_flops, seconds, timed
+from longspan.bench.timing import Preset, dense_flops, learnt_attention_flops, seconds, timed
 from longspan.config import keys as keys_of
 from longspan.contract import LanguageModel
 from longspan.errors import LongspanError
@@ -59,16 +59,14 @@ class Case:
         return {**shape, "segment": segment, **self.values(preset, length)}
 
     def operations(self, model: LanguageModel, length: int) -> float:
-        """Forward and backward: a dense layer costs three times its forward, attention 7/2 with two products and 11/3
-        with three."""
+        """Forward and backward: a dense layer costs three times its forward."""
         repeated = getattr(model.config, "steps", 1)
         looked_up = sum(p.numel() for name, p in model.named_parameters() if name.startswith("places."))
         dense = 3 * repeated * dense_flops(model.parameter_count - looked_up)
         met = self.keys(model.config, length)
         if not met:
             return length * dense
-        both = {2: 7 / 2, 3: 11 / 3}[self.products]
-        one = both * attention_flops(model.config, met, self.products)
+        one = learnt_attention_flops(model.config, met, self.products)
         return length * (dense + repeated * self.attentions * one)
 
 

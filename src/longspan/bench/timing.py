@@ -112,3 +112,8 @@ def dense_flops(parameters: int) -> float:
 def attention_flops(config: Any, keys: float, products: int) -> float:
     """Operations per token forward for so many keys; the four-term score needs three products, a plain one two."""
     return 2.0 * products * keys * config.heads * config.head_size * config.layers
+
+
+def learnt_attention_flops(config: Any, keys: float, products: int) -> float:
+    """The same forward and backward: 7 products in all for a plain score, 11 for the four-term one."""
+    return {2: 7 / 2, 3: 11 / 3}[products] * attention_flops(config, keys, products)

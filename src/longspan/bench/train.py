@@ -4,11 +4,12 @@ Data, loss, gradients and fused AdamW included; memory carried as hidden states 
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from longspan.bench.timing import Line, Preset, attention_flops, dense_flops, seconds
+from longspan.bench.timing import Line, Preset, dense_flops, learnt_attention_flops, seconds
 from longspan.contract import LanguageModel, State
 from longspan.models.families import build
 from longspan.shapes import Tensor
@@ -16,56 +17,54 @@ from longspan.shapes import Tensor
 PLAIN = {"norm": "post", "norm_type": "layer", "final_norm": False, "activation": "relu", "biases": True}
 
 
+@dataclass(frozen=True)
+class Measured:
+    """One model alone: tokens per second, operations per token, and bytes at the peak where the device tells."""
+
+    rate: float
+    operations: float
+    peak: int | None
+
+    @property
+    def tflops(self) -> float:
+        return self.rate * self.operations / 1e12
+
+    def against(self, rival: "Measured", what: str, who: str) -> Line:
+        return Line(
+            what,
+            who,
+            "tokens/s",
+            self.rate,
+            rival.rate,
+            self.tflops,
+            rival.tflops,
+            rival.operations / self.operations,
+            self.peak / rival.peak if self.peak and rival.peak else None,
+        )
+
+
 def measure(preset: Preset, device: torch.device, dtype: torch.dtype, memories: tuple[int, ...] = ()) -> Iterator[Line]:
     """One line against the rival; with `memories`, a line for each against the first of them."""
     batch, segment, memory = preset.train
     if memories:
         batch = max(1, batch // 4)
-        first: Line | None = None
-        for longer in memories:
-            line = _line(preset, batch, segment, longer, device, dtype, "transformer-xl", {})
-            first = first or line
-            growth = line.by_count / first.by_count
-            yield Line(
-                f"batch {batch}, segment {segment}, memory {longer}",
-                f"memory {memories[0]}",
-                "tokens/s",
-                line.ours,
-                first.ours,
-                line.tflops,
-                first.tflops,
-                1 / growth,
-                (line.memory_ratio or 0) / first.memory_ratio if first.memory_ratio else None,
-            )
-        return
-    ours = _line(preset, batch, segment, memory, device, dtype, "transformer-xl", {})
-    theirs = _line(preset, batch, segment, memory, device, dtype, "rotary", PLAIN)
-    yield Line(
-        f"batch {batch}, segment {segment}, memory {memory}",
-        "rotary positions",
-        "tokens/s",
-        ours.ours,
-        theirs.ours,
-        ours.tflops,
-        theirs.tflops,
-        theirs.by_count / ours.by_count,
-        ours.memory_ratio / theirs.memory_ratio if ours.memory_ratio and theirs.memory_ratio else None,
-    )
+
+    def take(family: str, memory: int, **more: Any) -> Measured:
+        values = {**preset.model, "segment": segment, "memory": memory, **more}
+        return _measured(family, values, batch, device, dtype)
+
+    first: Measured | None = None
+    for longer in memories:
+        ours = take("transformer-xl", longer)
+        first = first or ours
+        yield ours.against(first, f"batch {batch}, segment {segment}, memory {longer}", f"memory {memories[0]}")
+    if not memories:
+        ours, rival = take("transformer-xl", memory), take("rotary", memory, **PLAIN)
+        yield ours.against(rival, f"batch {batch}, segment {segment}, memory {memory}", "rotary positions")
 
 
-def _line(
-    preset: Preset,
-    batch: int,
-    segment: int,
-    memory: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    family: str,
-    more: dict,
-) -> Line:
-    """One family alone: `by_count` is operations per token, `memory_ratio` the peak in bytes."""
+def _measured(family: str, values: dict[str, Any], batch: int, device: torch.device, dtype: torch.dtype) -> Measured:
     torch._dynamo.reset()
-    values = {**preset.model, "segment": segment, "memory": memory, **more}
     torch.manual_seed(0)
     model = build(family, values).to(device).train()
     step = Step(model, batch, device, dtype)
@@ -75,16 +74,13 @@ def _line(
             step()
         torch.cuda.reset_peak_memory_stats()
     took = seconds(step, device)
-    peak = float(torch.cuda.max_memory_allocated()) if device.type == "cuda" else None
-    products = 3 if family == "transformer-xl" else 2
-    both = {3: 11 / 3, 2: 7 / 2}[products]
-    operations = 3 * dense_flops(model.parameter_count) + both * attention_flops(
-        model.config, memory + (segment + 1) / 2, products
-    )
+    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
+    c, products = model.config, 3 if family == "transformer-xl" else 2
+    operations = 3 * dense_flops(model.parameter_count)
+    operations += learnt_attention_flops(c, c.memory + (c.segment + 1) / 2, products)
     # Keys and values of the memory are projected anew at every step.
-    operations += 3 * 4.0 * memory / segment * model.config.width**2 * model.config.layers
-    rate = batch * segment / took
-    return Line(family, "", "tokens/s", rate, rate, rate * operations / 1e12, 0.0, operations, peak)
+    operations += 3 * 4.0 * c.memory / c.segment * c.width**2 * c.layers
+    return Measured(batch * c.segment / took, operations, peak)
 
 
 class Step:

@@ -115,12 +115,10 @@ def families(json: Json = False, device: DeviceName = "auto", dtype: DtypeName =
 
 def _memory(family: str) -> str:
     """Whether a family has a memory: always, never, or as `model.memory` says."""
-    import torch
+    from longspan.models.families import family as family_of
+    from longspan.models.families import outline
 
-    from longspan.models.families import build
-
-    with torch.device("meta"):
-        model = build(family, {})
+    model = outline(family, family_of(family).Config())
     if "memory" not in _keys_of(family):
         return "memory" if model.has_memory else "no memory"
     return f"model.memory, {model.config.memory} unless set"

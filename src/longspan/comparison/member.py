@@ -14,8 +14,8 @@ from longspan.comparison.budget import Budget
 from longspan.comparison.peak import give_back, peak_memory
 from longspan.data import Encoded, open_corpus
 from longspan.errors import DataError, LongspanError, TrainingError
-from longspan.evaluation.likelihood import Tally, sliding_losses, stream_losses
-from longspan.models.families import create
+from longspan.evaluation.likelihood import Tally, slides, sliding_losses, stream_losses
+from longspan.models.families import outline
 from longspan.training import run
 from longspan.training.observers.metrics import read_lines
 from longspan.training.recipe import Recipe
@@ -59,8 +59,7 @@ def read_recipe(file: Path, terms: Terms) -> Recipe:
 def count_parameters(recipe: Recipe) -> int:
     """How many the model will have on the recipe's text."""
     fitted = recipe.with_vocabulary(run.open_text(recipe, "train").tokenizer.size)
-    with torch.device("meta"):
-        return create(fitted.family, fitted.model).parameter_count
+    return outline(fitted.family, fitted.model).parameter_count
 
 
 def train(recipe: Recipe, out: Path, device: torch.device) -> tuple[run.Outcome, int | None]:
@@ -103,8 +102,7 @@ def open_member(name: str, recipe: Recipe, out: Path, terms: Terms) -> Opened:
     settings: dict[str, Any] = {key: value for key, value in asked.items() if value is not None and key in known}
     loaded = load_model(out, overrides=settings, device=terms.device, dtype=terms.dtype)
     if loaded.model.has_memory and chosen.segment is not None:
-        settings["segment"] = chosen.segment
-        loaded = load_model(out, overrides=settings, device=terms.device, dtype=terms.dtype)
+        loaded.model.config = dataclasses.replace(loaded.model.config, segment=chosen.segment)
     return Opened(name, recipe, loaded, open_corpus(recipe.data.corpus, SPLIT, loaded.tokenizer))
 
 
@@ -113,7 +111,7 @@ def score(one: Opened, tokens: int) -> dict[str, Any]:
     model, text = one.loaded.model, one.held_out
     ids = text.ids[: tokens or None]
     window = one.recipe.evaluation.segment or model.config.segment
-    read = stream_losses if model.has_memory else sliding_losses
+    read = sliding_losses if slides(model) else stream_losses
     tally = Tally()
     try:
         for stretch in read(model, ids, segment=window, starts=text.starts[1:]):
@@ -128,7 +126,7 @@ def score(one: Opened, tokens: int) -> dict[str, Any]:
         "bits": tally.bits,
         "unit": one.loaded.tokenizer.unit,
         "scored": tally.count,
-        "read": "stream" if model.has_memory else "window",
+        "read": "window" if slides(model) else "stream",
         "segment": window,
         "memory": getattr(model.config, "memory", 0),
     }

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
+from longspan.contract import Decoder, LanguageModel, State
 from longspan.errors import ConfigError
 from longspan.kernels.block_attention import Distances, Pattern, block_attention, oldest_seen
 from longspan.layers.attention import merge_heads
 from longspan.layers.transformer import TransformerConfig, TransformerLayer
-from longspan.shapes import Float, Int, Tensor
+from longspan.shapes import Bool, Float, Int, Tensor
 
 
 class PatternLayer(TransformerLayer):
@@ -88,3 +89,21 @@ def require_causal(causal: bool) -> None:
             "this model reads both ways (model.causal=false), so it has seen the next token and is not scored on it; "
             "use its hidden_states, or model.causal=true"
         )
+
+
+class TwoSidedOption(LanguageModel):
+    """A family whose config may say `causal = false`: it then encodes, and neither scores nor writes."""
+
+    def losses(
+        self,
+        tokens: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B T"],
+        state: State | None = None,
+        starts: Bool[Tensor, "B T"] | None = None,
+    ) -> tuple[Float[Tensor, "B T"], State]:
+        require_causal(self.config.causal)
+        return super().losses(tokens, targets, state, starts)
+
+    def decoder(self, state: State | None = None, batch: int = 1) -> Decoder:
+        require_causal(self.config.causal)
+        return super().decoder(state, batch)

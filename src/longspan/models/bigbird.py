@@ -17,13 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from longspan.contract import Decoder, State
 from longspan.kernels.block_attention import Chunks, Columns, Graph, Part, Pattern, Rows
-from longspan.layers.patterns import PatternLayer, farthest, require_causal
+from longspan.layers.patterns import PatternLayer, TwoSidedOption, farthest
 from longspan.layers.places import LearnedPlaces
 from longspan.layers.transformer import TransformerConfig, initialise, require, settle_max_distance
 from longspan.memory.window import Placed
-from longspan.shapes import Bool, Float, Int, Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +80,7 @@ class BigBirdConfig(TransformerConfig):
         return table
 
 
-class BigBird(Placed):
+class BigBird(TwoSidedOption, Placed):
     Config: ClassVar[type] = BigBirdConfig
 
     def __init__(self, config: BigBirdConfig) -> None:
@@ -100,17 +98,3 @@ class BigBird(Placed):
     @property
     def reach(self) -> int:
         return farthest(self.layers, min(self.config.segment, self.places.count))
-
-    def losses(
-        self,
-        tokens: Int[Tensor, "B T"],
-        targets: Int[Tensor, "B T"],
-        state: State | None = None,
-        starts: Bool[Tensor, "B T"] | None = None,
-    ) -> tuple[Float[Tensor, "B T"], State]:
-        require_causal(self.config.causal)
-        return super().losses(tokens, targets, state, starts)
-
-    def decoder(self, state: State | None = None, batch: int = 1) -> Decoder:
-        require_causal(self.config.causal)
-        return super().decoder(state, batch)

@@ -66,3 +66,9 @@ def create(name: str, made: Any) -> LanguageModel:
             "make it smaller"
         )
     return family(name)(made)
+
+
+def outline(name: str, made: Any) -> LanguageModel:
+    """The model of a config without its memory: what can be counted and asked, but not run."""
+    with torch.device("meta"):
+        return create(name, made)

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from longspan.contract import Decoder, LanguageModel, State, StreamDecoder
+from longspan.contract import Decoder, State, StreamDecoder
 from longspan.kernels.block_attention import Columns, Distances, Part, Pattern, Rows, Window
 from longspan.layers.attention import split_heads
-from longspan.layers.patterns import PatternLayer, farthest, require_causal
+from longspan.layers.patterns import PatternLayer, TwoSidedOption, farthest, require_causal
 from longspan.layers.positions import SinusoidDistances, sinusoid
 from longspan.layers.transformer import TransformerConfig, initialise, require
 from longspan.memory.forms import empty_memory, require_memory, with_memory
@@ -148,7 +148,7 @@ class LongformerLayer(PatternLayer):
         return torch.where((place < self.global_tokens)[..., None], everywhere, read)
 
 
-class Longformer(LanguageModel):
+class Longformer(TwoSidedOption):
     Config: ClassVar[type] = LongformerConfig
 
     def __init__(self, config: LongformerConfig) -> None:
@@ -226,16 +226,6 @@ class Longformer(LanguageModel):
 
     def _positions(self, layer: Any) -> Sequence[Distances]:
         return layer.positions(self.u, self.w, self.dropout)
-
-    def losses(
-        self,
-        tokens: Int[Tensor, "B T"],
-        targets: Int[Tensor, "B T"],
-        state: State | None = None,
-        starts: Bool[Tensor, "B T"] | None = None,
-    ) -> tuple[Float[Tensor, "B T"], State]:
-        require_causal(self.config.causal)
-        return super().losses(tokens, targets, state, starts)
 
     def decoder(self, state: State | None = None, batch: int = 1) -> Decoder:
         require_causal(self.config.causal)

@@ -1,4 +1,4 @@
-"""Relative attention through a soft mask of distance (Sukhbaatar et al. 2019, eq. 3 and 4)."""
+"""Relative attention through a soft mask of distance (Sukhbaatar et al. 2019)."""
 
 from longspan.kernels.relative_attention import skewed
 from longspan.shapes import Float, Int, Tensor

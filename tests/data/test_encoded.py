@@ -15,7 +15,7 @@ import longspan.data.encoding as encoding
 from longspan.data import Encoded, Lanes, Reading, open_corpus
 from longspan.data.cache import new_folder
 from longspan.data.encoding import encode_pieces
-from longspan.data.splits import SPLITS, ByDocument, ByShare, Document, Piece
+from longspan.data.splits import SPLITS, ByCount, ByDocument, ByShare, Document, Piece
 from longspan.errors import DataError, UnknownNameError
 from longspan.tokens import ByteTokenizer, CharacterTokenizer, Tokenizer, Unit, WordTokenizer
 
@@ -83,6 +83,22 @@ def test_documents_divide_by_twenty() -> None:
     assert (held(3, "train"), held(3, "valid"), held(3, "test")) == ([0], [1], [2])
     assert (held(45, "valid"), held(45, "test")) == ([18, 38], [19, 39])
     assert sorted(held(45, "train") + held(45, "valid") + held(45, "test")) == list(range(45))
+
+
+def test_documents_are_held_out_by_count() -> None:
+    """By hand: the middles of eight stretches of 98 are at 6.125, 18.375, 30.625 and so on."""
+    rule = ByCount(valid=3, test=5)
+
+    def held(count: int, split: str) -> list[int]:
+        documents = [Document(str(k), Path(str(k)), 1) for k in range(count)]
+        return [int(piece.path.name) for piece in rule.pieces(documents, split, "byte")]
+
+    assert (held(98, "valid"), held(98, "test")) == ([18, 55, 79], [6, 30, 42, 67, 91])
+    assert (held(2, "train"), held(2, "valid"), held(2, "test")) == ([], [0, 1], [])
+    for count in range(8, 120):
+        parts = [held(count, split) for split in SPLITS]
+        assert [len(part) for part in parts[1:]] == [3, 5]
+        assert sorted(k for part in parts for k in part) == list(range(count))
 
 
 def test_a_changed_text_is_encoded_again(tmp_path: Path, cache: Path) -> None:

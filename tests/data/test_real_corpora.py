@@ -1,6 +1,7 @@
 """The authors' readings: on tiny texts by hand, and on the real ones where they are at hand (../shared/data)."""
 
 import dataclasses
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -107,9 +108,22 @@ def test_enwik8_ours_and_theirs(cache: Path) -> None:
 def test_novels_are_documents(cache: Path) -> None:
     get("english-novels", REAL / "english_novels.tar.xz", cache)
     opened = open_corpus("english-novels", "valid", cache=cache)
-    assert len(opened.starts) == 4
     text = opened.ids.tobytes()
     assert b"\r" not in text
     assert b"\xef\xbb\xbf" not in text
     whole = open_corpus("english-novels", "valid", "bytes", cache=cache)
     assert text == whole.ids.tobytes().replace(b"\r", b"").replace(b"\xef\xbb\xbf", b"")
+
+
+@needs_real
+def test_the_novels_held_out_are_those_the_docs_name(cache: Path) -> None:
+    """Every book begins with its title."""
+    get("english-novels", REAL / "english_novels.tar.xz", cache)
+    page = Path(__file__).resolve().parents[2] / "docs" / "box.md"
+    for split, count in (("valid", 3), ("test", 5)):
+        opened = open_corpus("english-novels", split, cache=cache)
+        (line,) = (line for line in page.read_text().splitlines() if line.startswith(f"| {split} |"))
+        titles = re.findall(r"\*(.+?)\*", line)
+        assert len(titles) == len(opened.starts) == count
+        for title, start in zip(titles, opened.starts, strict=True):
+            assert bytes(opened.ids[start : start + 60]).decode().strip().lower().startswith(title.lower())

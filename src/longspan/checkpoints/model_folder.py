@@ -31,6 +31,7 @@ from longspan.tokens import Tokenizer, tokenizer_from_dict
 FORMAT = 1
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 PARTS = (CONFIG, WEIGHTS, TOKENIZER)
+_ORIGIN = "## Where it comes from"
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float64, torch.bfloat16)}
 
 
@@ -50,10 +51,14 @@ def save_model(
     tokenizer: Tokenizer,
     *,
     notes: Iterable[str] = (),
+    opening: str = "",
     extra: Mapping[str, Content] | None = None,
     replace: bool = False,
 ) -> str:
-    """Write a MODEL folder, whole or not at all, and give its hash; `extra` files join it under the manifest."""
+    """Write a MODEL folder, whole or not at all, and give its hash; `extra` files join it under the manifest.
+
+    Its card says in `notes` where it comes from and begins with the Markdown of `opening`, whose title it takes.
+    """
     described = {
         "format": FORMAT,
         "family": families.name_of(model),
@@ -64,7 +69,7 @@ def save_model(
     files: dict[str, Content] = {
         CONFIG: _json(described),
         TOKENIZER: _json(tokenizer.to_dict()),
-        CARD: _card(model, described, tokenizer, notes).encode(),
+        CARD: _card(model, described, tokenizer, notes, opening).encode(),
         WEIGHTS: partial(save_weights, model),
     }
     entries = store.write_folder(path, files | dict(extra or {}), replace=replace)
@@ -191,16 +196,24 @@ def _json(values: Mapping[str, Any]) -> bytes:
     return (json.dumps(values, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def _card(model: LanguageModel, described: Mapping[str, Any], tokenizer: Tokenizer, notes: Iterable[str]) -> str:
-    count = model.parameter_count
+def notes_of(card: str) -> list[str]:
+    """What a card says of where its model comes from."""
+    section = card.partition(f"{_ORIGIN}\n")[2].partition("\n## ")[0]
+    return [line.removeprefix("- ") for line in section.splitlines() if line.startswith("- ")]
+
+
+def _card(
+    model: LanguageModel, described: Mapping[str, Any], tokenizer: Tokenizer, notes: Iterable[str], opening: str
+) -> str:
+    title = [] if opening.startswith("# ") else [f"# A {described['family']} model", ""]
     lines = [
-        f"# A {described['family']} model",
-        "",
+        *title,
+        *([opening.strip(), "", "## What it is", ""] if opening.strip() else []),
         f"- family: {described['family']}",
-        f"- parameters: {count:,} ({described['dtype']})",
+        f"- parameters: {model.parameter_count:,} ({described['dtype']})",
         f"- tokens: {tokenizer.kind}, {tokenizer.size:,} of them",
         *(f"- {key}: {config.show(value)}" for key, value in described["model"].items()),
-        *(["", "## Where it comes from", "", *(f"- {note}" for note in notes)] if (notes := list(notes)) else []),
+        *(["", _ORIGIN, "", *(f"- {note}" for note in notes)] if (notes := list(notes)) else []),
         "",
         "## How to use it",
         "",

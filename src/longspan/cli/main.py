@@ -17,6 +17,7 @@ from longspan.cli import (
     data,
     demo,
     evaluate,
+    export,
     generate,
     init,
     pictures,
@@ -57,6 +58,7 @@ app.command("init")(init.init)
 app.command("info")(init.info)
 app.command("families")(init.families)
 app.command("import")(convert.import_model)
+app.command("export")(export.export)
 app.command("train")(train.train)
 app.command("eval")(evaluate.evaluate)
 app.command("generate")(generate.generate)

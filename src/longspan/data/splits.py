@@ -97,7 +97,21 @@ class ByDocument:
         return [whole(document) for k, document in enumerate(documents) if k % period in taken]
 
 
-SplitRule = ByShare | ByTail | ByFile | ByDocument
+@dataclass(frozen=True)
+class ByCount:
+    """So many whole documents held out, spread evenly over all of them in order, those of valid evenly among these."""
+
+    valid: int
+    test: int
+
+    def pieces(self, documents: Sequence[Document], split: str, _: Unit) -> list[Piece]:
+        held = _spread(self.valid + self.test, len(documents))
+        valid = {held[k] for k in _spread(self.valid, len(held))}
+        places = {"valid": valid, "test": set(held) - valid, "train": set(range(len(documents))) - set(held)}[split]
+        return [whole(document) for k, document in enumerate(documents) if k in places]
+
+
+SplitRule = ByShare | ByTail | ByFile | ByDocument | ByCount
 
 
 def split_pieces(
@@ -119,6 +133,12 @@ def split_pieces(
 
 def whole(document: Document) -> Piece:
     return Piece(document.path, 0, document.size)
+
+
+def _spread(count: int, among: int) -> list[int]:
+    """The middles of `count` equal stretches of `among` places; every place where there are not more of them."""
+    count = min(count, among)
+    return [(2 * k + 1) * among // (2 * count) for k in range(count)]
 
 
 def _cut(document: Document, first: int, second: int, split: str, unit: Unit) -> list[Piece]:

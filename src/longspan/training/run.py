@@ -302,3 +302,18 @@ def write_about(out: Path, recipe: Recipe, text: Encoded, device: torch.device) 
         "processes": [*processes, describe(device)],
     }
     store.write_file(out / ENVIRONMENT, (json.dumps(about, indent=1) + "\n").encode())
+
+
+def origin(out: Path) -> list[str]:
+    """What run.json tells of a run's weights, in sentences: the text, and what its last process ran on."""
+    try:
+        about = json.loads((out / ENVIRONMENT).read_text(encoding="utf-8"))
+        data, last = about["data"], about["processes"][-1]
+        text = f"Text: the {data['split']} split of {data['name']}, {data['tokens']:,} tokens"
+        return [
+            f"{text}, SHA-256 {data['fingerprint']}.",
+            f"Trained by longspan {last['longspan']}, commit {last['commit']}, torch {last['torch']}, "
+            f"on {last['device']}.",
+        ]
+    except (OSError, ValueError, LookupError, TypeError):
+        return []

@@ -30,12 +30,14 @@ class State:
     `length[b]` counts the valid positions of row b; a memory keeps them at its end, so a row that has just begun
     has length 0 and sees nothing. Parts hold one tensor per layer (or per whatever the family counts). An empty row
     is all zeros with length 0, for every family: that is what lets `reset` know no family. Nothing here is ever
-    changed in place, and nothing carries a gradient.
+    changed in place, and nothing carries a gradient. `whole` says, where it is known without asking the device, that
+    every position held is valid in every row: then nothing has to be masked.
     """
 
     length: Int[Tensor, "B"]
     parts: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
     version: int = STATE_VERSION
+    whole: bool = False
 
     @property
     def batch(self) -> int:
@@ -67,7 +69,7 @@ class State:
             mark = rows.to(tensor.device).view(-1, *[1] * (tensor.dim() - 1))
             return torch.where(mark, torch.zeros_like(tensor), tensor)
 
-        return self.map(clear)
+        return replace(self.map(clear), whole=False)
 
     def tensors(self) -> dict[str, Tensor]:
         """A flat view for saving: `length`, and `part.index` for every tensor."""
@@ -91,7 +93,9 @@ class State:
             if set(tensors) != set(range(len(tensors))):
                 raise StateError(f"this state holds {name} {sorted(tensors)}; some are missing, it is damaged")
         parts = {name: tuple(tensors[i] for i in sorted(tensors)) for name, tensors in gathered.items()}
-        return cls(flat["length"], parts, version)
+        held = {t.shape[-2] if t.dim() > 2 else -1 for tensors in parts.values() for t in tensors}
+        whole = len(held) == 1 and bool((flat["length"] == held.pop()).all())
+        return cls(flat["length"], parts, version, whole)
 
     def nbytes_per_row(self) -> int:
         return sum(t.nelement() * t.element_size() for t in self.tensors().values()) // max(self.batch, 1)

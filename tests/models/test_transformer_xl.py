@@ -1,9 +1,12 @@
 """What is Transformer-XL's own, beyond the contract."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from longspan.config import keys
+from longspan.contract import State
 from longspan.errors import ConfigError, UnknownNameError
 from longspan.models.families import FAMILIES, build, name_of
 
@@ -38,6 +41,39 @@ def test_an_empty_memory_of_full_size_is_an_empty_memory() -> None:
     b, after_b = model.losses(tokens[:, :-1], tokens[:, 1:], full)
     torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
     assert torch.equal(after_a.length, after_b.length)
+
+
+@pytest.mark.parametrize("memory", [3, 6], ids=["segment fills it", "segment does not"])
+def test_a_memory_known_to_be_whole_is_not_masked_and_reads_the_same(memory: int) -> None:
+    model = build("transformer-xl", SMALL | {"memory": memory, "dropout": 0.0}).double().eval()
+    tokens = torch.randint(11, (2, 41))
+    known = model.initial_state(2)
+    for at in range(0, 40, 4):
+        asked = (tokens[:, at : at + 4], tokens[:, at + 1 : at + 5])
+        losses, after = model.losses(*asked, known)
+        masked, _ = model.losses(*asked, replace(known, whole=False))
+        assert known.whole
+        assert torch.equal(known.length, torch.full((2,), min(at, memory)))
+        torch.testing.assert_close(losses, masked, rtol=0, atol=1e-12)
+        known = after
+
+
+def test_whether_a_memory_is_whole_is_known_only_where_it_is_so() -> None:
+    model = build("transformer-xl", SMALL | {"dropout": 0.0}).eval()
+    tokens, starts = torch.randint(11, (2, 8)), torch.zeros(2, 4, dtype=torch.bool)
+    starts[0, 2] = True
+    _, read = model.hidden_states(tokens[:, :4])
+    assert read.whole
+    assert State.from_tensors(read.tensors()).whole
+    assert not read.reset(torch.tensor([True, False])).whole
+    assert not State.from_tensors(read.reset(torch.tensor([True, False])).tensors()).whole
+    _, begun = model.hidden_states(tokens[:, 4:], read, starts)
+    assert not begun.whole
+    _, later = model.hidden_states(tokens[:, :4], begun)
+    assert not later.whole
+    _, full = model.hidden_states(tokens, begun)  # eight positions, of which six are kept
+    assert full.whole
+    assert full.length.tolist() == [6, 6]
 
 
 def test_dropout_acts_in_training_only() -> None:

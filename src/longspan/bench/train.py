@@ -92,7 +92,9 @@ class Step:
         self.ids = torch.randint(c.vocabulary, (batch, c.segment + 1), device=device)
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=2.5e-4, fused=True)
         hidden = tuple(torch.randn(batch, c.memory, c.width, device=device) for _ in range(c.layers))
-        self.state = State(torch.full((batch,), c.memory, dtype=torch.int64, device=device), {"hidden": hidden})
+        self.state = State(
+            torch.full((batch,), c.memory, dtype=torch.int64, device=device), {"hidden": hidden}, whole=True
+        )
         compiles = device.type == "cuda"
         self.loss: Any = torch.compile(self._loss, fullgraph=True, dynamic=False) if compiles else self._loss
 

@@ -19,7 +19,7 @@ def empty_memory(config: Any, like: Tensor, batch: int, *, projected: bool) -> S
         parts = {"keys": (empty,) * config.layers, "values": (empty,) * config.layers}
     else:
         parts = {"hidden": (like.new_zeros(batch, 0, config.width),) * config.layers}
-    return State(torch.zeros(batch, dtype=torch.int64, device=like.device), parts)
+    return State(torch.zeros(batch, dtype=torch.int64, device=like.device), parts, whole=True)
 
 
 def require_memory(state: State, batch: int, layers: int) -> None:

@@ -61,7 +61,7 @@ class Remembering(LanguageModel):
         T, capacity = tokens.shape[1], self.config.memory
         state = trim(state, capacity)
         remembered = next(iter(state.parts.values()))[0].shape[-2]
-        first_key = first_visible(state.length, remembered, T, starts)
+        first_key = None if state.whole and starts is None else first_visible(state.length, remembered, T, starts)
         position = self.positions(remembered + T)
         hidden = [self.dropout(self.embedding(tokens))]
         kept: dict[str, tuple[Tensor, ...]] = dict.fromkeys(state.parts, ())
@@ -71,7 +71,10 @@ class Remembering(LanguageModel):
             kept = {name: (*kept[name], part) for name, part in memory.items()}
             hidden.append(layer(hidden[-1], keys, values, position(layer), self.config.window, first_key))
         hidden[-1] = self.dropout(self.final_norm(hidden[-1]))
-        return tuple(hidden), State(remaining(first_key, remembered, capacity), kept)
+        length = (
+            (state.length + T).clamp(max=capacity) if first_key is None else remaining(first_key, remembered, capacity)
+        )
+        return tuple(hidden), State(length, kept, whole=starts is None and (state.whole or capacity <= T))
 
     def decoder(self, state: State | None = None, batch: int = 1) -> Decoder:
         """One token at a time: on a window of tokens where there is no memory, else on what `ring` offers."""

@@ -1,5 +1,7 @@
 """Memory of earlier segments: positions kept at the end of a buffer, with a count of the valid ones per row."""
 
+from dataclasses import replace
+
 import torch
 
 from longspan.contract import State
@@ -45,4 +47,4 @@ def trim(state: State, capacity: int) -> State:
         name: tuple(tensor[..., max(tensor.shape[-2] - capacity, 0) :, :] for tensor in tensors)
         for name, tensors in state.parts.items()
     }
-    return State(state.length.clamp(max=capacity), parts, state.version)
+    return replace(state, length=state.length.clamp(max=capacity), parts=parts)

@@ -86,11 +86,24 @@ def test_words_are_dropped_wherever_they_stand_and_whole_in_the_softmax(family: 
     model, tokens = make(family, embedding_dropout=0.3), text(4, 60)
     hidden, _ = model.hidden_states(tokens)
     rows = model.embedding.tables[0].detach() * 24**0.5
+    blank = torch.tensor([0.0, 1.0] * 12, dtype=rows.dtype)
     for word in tokens.unique():
         here = hidden[0][tokens == word]
-        assert torch.equal(here, torch.zeros_like(here)) or torch.allclose(here, rows[word] / 0.7)
+        assert torch.equal(here, blank.expand_as(here)) or torch.allclose(here, rows[word] / 0.7)
     assert 0.05 < (hidden[0][..., 0] == 0).double().mean() < 0.6
     assert all(bool((table != 0).any(1).all()) for table in model.head.tables)
+
+
+@pytest.mark.parametrize(("family", "norm"), [("transformer-xl", "post"), ("transformer-xl", "pre"), ("rotary", "pre")])
+def test_a_dropped_first_word_leaves_gradients_as_large_as_a_whole_one_does(family: str, norm: str) -> None:
+    """A first word sees nothing but itself: were it zeros, each of many norms would blow its gradient up."""
+    norms = []
+    for rate in (0.0, 0.7):
+        torch.manual_seed(0)
+        model = build(family, SMALL | {"layers": 14, "width": 64, "norm": norm, "embedding_dropout": rate}).train()
+        model.training_loss(text(16), text(16).roll(-1, 1))[0].backward()
+        norms.append(torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm())
+    assert norms[1] < 10 * norms[0]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -8,7 +8,7 @@ from torch import nn
 
 from longspan.errors import ConfigError
 from longspan.layers.attention import Attention
-from longspan.layers.dropout import WordDropout
+from longspan.layers.dropout import WordBlanking
 from longspan.layers.feed_forward import FeedForward, GatedFeedForward
 from longspan.layers.model_config import ModelConfig, require
 from longspan.layers.penalties import ActivationPenalty
@@ -106,10 +106,10 @@ class RememberingConfig(TransformerConfig):
         drops = (self.dropout, self.attention_dropout, self.projection_dropout)
         return Attention(self.width, self.heads, self.head_size, *drops)
 
-    def make_dropouts(self) -> tuple[WordDropout, nn.Dropout, nn.Dropout]:
+    def make_dropouts(self) -> tuple[WordBlanking, nn.Dropout, nn.Dropout]:
         """Of words, of the embedded input and of the output."""
         first, last = (self.dropout if p is None else p for p in (self.input_dropout, self.output_dropout))
-        return WordDropout(self.vocabulary, self.embedding_dropout), nn.Dropout(first), nn.Dropout(last)
+        return WordBlanking(self.vocabulary, self.embedding_dropout), nn.Dropout(first), nn.Dropout(last)
 
     def make_penalty(self) -> ActivationPenalty | None:
         return ActivationPenalty(self.ar, self.tar) if self.ar or self.tar else None

@@ -23,6 +23,7 @@ WITH_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "narrow-embedding": ("transformer-xl", {"memory": 40, "cutoffs": [7], "embedding_width": 12}),
     "shaw": ("transformer-xl", {"memory": 40, "position": "shaw"}),
     "shaw-near": ("transformer-xl", {"memory": 7, "same_length": True, "position": "shaw", "max_distance": 3}),
+    "regularised": ("transformer-xl", {"memory": 40, "embedding_dropout": 0.2, "projection_dropout": 0.2, "tar": 0.3}),
     "rotary": ("rotary", {"memory": 40, "head_width": 6}),
     "rotary-same-length": ("rotary", {"memory": 6, "same_length": True, "activation": "squared-relu"}),
     "lstm": ("lstm", {}),

@@ -1,11 +1,19 @@
 """Averages against sums worked out step by step."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from longspan.checkpoints.model_folder import load_model
+from longspan.evaluation.likelihood import stream_losses
 from longspan.training.averaging import Average
+from longspan.training.loop import Observer, Trainer, Validation
+from longspan.training.observers.validation import Validate
 from longspan.training.recipe import TrainingConfig
+from tests.training.conftest import make_recipe, make_text, train
 
 
 def walk(average: Average, weight: nn.Parameter, steps: int) -> list[torch.Tensor]:
@@ -57,3 +65,41 @@ def test_in_place_comes_and_goes_also_through_an_error() -> None:
         fail()
     assert torch.equal(model.weight, weights)
     assert torch.equal(average.means["weight"], mean)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd"])
+@pytest.mark.parametrize("averaging", ["asgd", "ema"])
+def test_validation_and_the_saved_model_have_the_mean(
+    optimizer: str, averaging: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = {"training_average_from": 3} if averaging == "asgd" else {"training_average_decay": 0.7}
+    recipe = make_recipe(
+        training_steps=6, training_optimizer=optimizer, training_averaging=averaging, training_save_every=6, **more
+    )
+    seen: list[dict[str, torch.Tensor]] = []
+    scores: list[float] = []
+
+    class Watch(Observer):
+        def begin(self, trainer: Trainer) -> None:
+            self.after_step(trainer)
+
+        def after_step(self, trainer: Trainer) -> None:
+            seen.append({name: p.detach().double() for name, p in trainer.model.named_parameters()})
+
+        def validated(self, trainer: Trainer, validation: Validation) -> None:
+            scores.append(validation.nats)
+
+    train(recipe, tmp_path, make_text(), monkeypatch, Watch(), Validate(make_text(300), 6))
+    means = {name: torch.stack([weights[name] for weights in seen[4:]]).mean(0) for name in seen[0]}
+    if averaging == "ema":
+        means = seen[0]
+        for step, weights in enumerate(seen[1:], start=1):
+            decay = min(0.7, (1 + step) / (10 + step))
+            means = {name: decay * mean + (1 - decay) * weights[name] for name, mean in means.items()}
+    assert any((means[name] - seen[-1][name]).abs().max() > 1e-4 for name in means)
+    model = load_model(tmp_path / "checkpoint-6").model.eval()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.detach().double(), means[name], rtol=0, atol=1e-6)
+    text = make_text(300)
+    lanes = stream_losses(model, text.ids, segment=8, lanes=4, starts=text.starts)
+    assert scores == [pytest.approx(float(np.concatenate([s.losses for s in lanes]).mean()), rel=1e-5)]

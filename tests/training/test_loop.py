@@ -255,12 +255,13 @@ def test_a_dry_run_counts_what_schedules_come_to() -> None:
 
 
 COMPILED = """
+import sys
 import torch
 from torch._dynamo.testing import CompileCounter
 from longspan.training import run
 from tests.training.conftest import make_recipe, make_text
 
-_, trainer = run.make_trainer(make_recipe(), make_text(300), torch.device("cpu"))
+_, trainer = run.make_trainer(make_recipe(**eval(sys.argv[1])), make_text(300), torch.device("cpu"))
 counter = CompileCounter()
 trainer.fast_objective = torch.compile(trainer.objective, backend=counter, dynamic=False, fullgraph=True)
 seen = []
@@ -274,12 +275,22 @@ assert seen[8:] == [seen[-1]] * len(seen[8:]), seen
 """
 
 
-def test_compiled_it_compiles_once() -> None:
+RATES = ("attention_dropout", "embedding_dropout", "input_dropout", "output_dropout", "projection_dropout")
+ALL_DROPPED = {f"model_{rate}": 0.3 for rate in RATES} | {
+    "training_locked_dropout": True,
+    "training_weight_dropout": 0.1,
+}
+
+
+@pytest.mark.parametrize("changes", [{}, ALL_DROPPED | {"model_ar": 0.2, "model_tar": 0.1}], ids=["plain", "dropped"])
+def test_compiled_it_compiles_once(changes: dict[str, object]) -> None:
     """No graph breaks, and nothing recompiled after the first pass, short last segments included.
 
     In a process of its own: the shape checks of these tests are nothing a compiler could see through.
     """
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, cwd=REPOSITORY)
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED, repr(changes)], capture_output=True, text=True, cwd=REPOSITORY
+    )
     assert done.returncode == 0, done.stderr[-2000:]
 
 

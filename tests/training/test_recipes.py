@@ -50,6 +50,20 @@ def test_awd_lstm_on_ptb_has_the_published_settings() -> None:
     assert recipe.expected.score == 57.3
 
 
+def test_transformer_xl_on_ptb_has_the_authors_rates_and_no_more_than_24m_parameters() -> None:
+    recipe = load_recipe("ptb-transformer-xl")
+    model, training = recipe.model, recipe.training
+    with torch.device("meta"):
+        count = family(recipe.family)(model).parameter_count
+    assert count == recipe.expected.parameters <= 24_000_000
+    assert (model.embedding_dropout, model.input_dropout, model.output_dropout) == (0.2, 0.6, 0.5)
+    assert (model.dropout, model.attention_dropout, model.projection_dropout) == (0.2, 0.2, 0.2)
+    assert training.locked_dropout
+    assert training.averaging == "asgd"
+    assert 0 < training.average_from < training.steps
+    assert recipe.expected.score == 54.5
+
+
 @pytest.mark.parametrize("name", [n for n in recipe_names() if n.startswith("enwik8-") and n not in PUBLISHED])
 def test_rivals_are_as_large_as_transformer_xl(name: str) -> None:
     recipe = load_recipe(name)

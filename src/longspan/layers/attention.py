@@ -14,12 +14,20 @@ Position = tuple[Float[Tensor, "H C D"], Float[Tensor, "H D"], Float[Tensor, "H 
 class Attention(nn.Module):
     """Projections to and from heads; who sees what, and how positions enter, is the caller's business.
 
-        q = h Wq    k = h~ Wk    v = h~ Wv    out = drop(Wo attend(q, k, v))
+        q = drop(h Wq)    k = drop(h~ Wk)    v = drop(h~ Wv)    out = drop(Wo attend(q, k, v))
 
-    No biases, as published.
+    No biases, as published; the first three are whole unless `projection_dropout` is given.
     """
 
-    def __init__(self, width: int, heads: int, head_width: int, dropout: float, attention_dropout: float) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        head_width: int,
+        dropout: float,
+        attention_dropout: float,
+        projection_dropout: float = 0.0,
+    ) -> None:
         super().__init__()
         self.heads = heads
         self.query = nn.Linear(width, heads * head_width, bias=False)
@@ -28,12 +36,14 @@ class Attention(nn.Module):
         self.output = nn.Linear(heads * head_width, width, bias=False)
         self.dropout = nn.Dropout(dropout)
         self.attention_dropout = attention_dropout
+        self.projection_dropout = nn.Dropout(projection_dropout) if projection_dropout else nn.Identity()
 
     def queries(self, h: Float[Tensor, "B L E"]) -> Float[Tensor, "B H L D"]:
-        return split_heads(self.query(h), self.heads)
+        return split_heads(self.projection_dropout(self.query(h)), self.heads)
 
     def keys_values(self, context: Float[Tensor, "B K E"]) -> tuple[Float[Tensor, "B H K D"], Float[Tensor, "B H K D"]]:
-        return split_heads(self.key(context), self.heads), split_heads(self.value(context), self.heads)
+        keys, values = self.projection_dropout(self.key(context)), self.projection_dropout(self.value(context))
+        return split_heads(keys, self.heads), split_heads(values, self.heads)
 
     def attend(
         self,

@@ -1,5 +1,6 @@
 """Ways to drop that torch does not have: the same units at every position, and all of a word."""
 
+import torch
 from torch import nn
 from torch.nn import functional as F
 
@@ -33,4 +34,20 @@ class WordDropout(nn.Module):
     def forward(self, embedded: Float[Tensor, "B T D"], tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         if not self.training or self.rate == 0.0:
             return embedded
-        return embedded * F.dropout(embedded.new_ones(self.vocabulary), self.rate)[tokens][..., None]
+        kept = F.dropout(embedded.new_ones(self.vocabulary), self.rate)[tokens][..., None]
+        return self.drop(embedded, kept)
+
+    def drop(self, embedded: Float[Tensor, "B T D"], kept: Float[Tensor, "B T 1"]) -> Float[Tensor, "B T D"]:
+        return embedded * kept
+
+
+class WordBlanking(WordDropout):
+    """The same where norms follow: a dropped word is (0, 1, 0, 1, ...), the blank of Xie et al. 2017.
+
+    Were it zeros, a document's first token would go up as zeros, for it sees nothing else; and each norm on the way
+    multiplies the gradient of a vector of zeros by 1 / sqrt(eps), which no number format survives many times.
+    """
+
+    def drop(self, embedded: Float[Tensor, "B T D"], kept: Float[Tensor, "B T 1"]) -> Float[Tensor, "B T D"]:
+        blank = (torch.arange(embedded.shape[-1], device=embedded.device) % 2).to(embedded.dtype)
+        return torch.where(kept == 0, blank, embedded * kept)

@@ -62,7 +62,13 @@ class ModelConfig:
         require(value is None or value >= 1, f"model.{name}={value} must be at least 1")
 
     def require_rate(self, name: str) -> None:
-        require(0 <= getattr(self, name) < 1, f"model.{name}={getattr(self, name)} must lie in [0, 1)")
+        """A rate of dropout lies below 1; one that may be left out, where it is given."""
+        value = getattr(self, name)
+        require(value is None or 0 <= value < 1, f"model.{name}={value} must lie in [0, 1)")
+
+    def require_penalty(self, name: str) -> None:
+        value = getattr(self, name)
+        require(value >= 0, f"model.{name}={value} must not be negative; 0 turns it off")
 
     def make_embedding(self, *, scaled: bool = True) -> AdaptiveEmbedding:
         return AdaptiveEmbedding(

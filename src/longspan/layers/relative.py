@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from torch import nn
+
 from longspan.layers.positions import SinusoidDistances, distance_sinusoid
 from longspan.layers.transformer import TransformerConfig, TransformerLayer
 from longspan.shapes import Float, Tensor
@@ -16,14 +18,14 @@ class RelativeLayer(TransformerLayer):
         self.distances = SinusoidDistances(config.width, config.heads, config.head_size)
 
 
-def dropped_sinusoids(model: Any) -> Callable[[int], Float[Tensor, "C E"]]:
-    """R of as many distances as asked for, with the model's dropout; made once per count, for one call of the model."""
+def dropped_sinusoids(model: Any, dropout: nn.Module) -> Callable[[int], Float[Tensor, "C E"]]:
+    """R of as many distances as asked for, dropped; made once per count, for one call of the model."""
     like = model.embedding.tables[0]
     made: dict[int, Tensor] = {}  # not functools.cache, which torch.compile cannot see through
 
     def R(count: int) -> Float[Tensor, "C E"]:
         if count not in made:
-            made[count] = model.dropout(distance_sinusoid(count, model.config.width, like.device).to(like.dtype))
+            made[count] = dropout(distance_sinusoid(count, model.config.width, like.device).to(like.dtype))
         return made[count]
 
     return R

@@ -8,8 +8,10 @@ from torch import nn
 
 from longspan.errors import ConfigError
 from longspan.layers.attention import Attention
+from longspan.layers.dropout import WordBlanking
 from longspan.layers.feed_forward import FeedForward, GatedFeedForward
 from longspan.layers.model_config import ModelConfig, require
+from longspan.layers.penalties import ActivationPenalty
 from longspan.shapes import Float, Int, Tensor
 
 
@@ -52,6 +54,9 @@ class TransformerConfig(ModelConfig):
         layer = self.width * (4 * self.heads * self.head_size + matrices * self.inner_size)
         return self.layers * layer + self.vocabulary * (self.embedding_width or self.width)
 
+    def make_attention(self) -> Attention:
+        return Attention(self.width, self.heads, self.head_size, self.dropout, self.attention_dropout)
+
     def make_feed_forward(self) -> nn.Module:
         if self.activation == "swiglu":
             return GatedFeedForward(self.width, self.inner_size, self.dropout, bias=self.biases)
@@ -66,13 +71,25 @@ class TransformerConfig(ModelConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class RememberingConfig(TransformerConfig):
-    """The same with a memory of the last `memory` positions of every layer's input."""
+    """The same with a memory of the last `memory` positions of every layer's input, and what keeps a model from
+    learning a small text by heart: dropout of words, of the embedded input and of the output (as `dropout` unless
+    given), of queries, keys and values; penalties on the output."""
 
     memory: int = 128
     same_length: bool = False
+    embedding_dropout: float = 0.0
+    input_dropout: float | None = None
+    output_dropout: float | None = None
+    projection_dropout: float = 0.0
+    ar: float = 0.0
+    tar: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("embedding_dropout", "input_dropout", "output_dropout", "projection_dropout"):
+            self.require_rate(name)
+        for name in ("ar", "tar"):
+            self.require_penalty(name)
         require(self.memory >= 0, f"model.memory={self.memory} must not be negative")
         require(
             self.memory > 0 or not self.same_length,
@@ -84,6 +101,18 @@ class RememberingConfig(TransformerConfig):
     def window(self) -> int | None:
         """With same_length a query sees distances 0..memory-1, itself included."""
         return self.memory if self.same_length else None
+
+    def make_attention(self) -> Attention:
+        drops = (self.dropout, self.attention_dropout, self.projection_dropout)
+        return Attention(self.width, self.heads, self.head_size, *drops)
+
+    def make_dropouts(self) -> tuple[WordBlanking, nn.Dropout, nn.Dropout]:
+        """Of words, of the embedded input and of the output."""
+        first, last = (self.dropout if p is None else p for p in (self.input_dropout, self.output_dropout))
+        return WordBlanking(self.vocabulary, self.embedding_dropout), nn.Dropout(first), nn.Dropout(last)
+
+    def make_penalty(self) -> ActivationPenalty | None:
+        return ActivationPenalty(self.ar, self.tar) if self.ar or self.tar else None
 
 
 def settle_max_distance(config: TransformerConfig, learned: bool, needed: int) -> None:
@@ -113,8 +142,7 @@ class TransformerLayer(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        heads, size = config.heads, config.head_size
-        self.attention = Attention(config.width, heads, size, config.dropout, config.attention_dropout)
+        self.attention = config.make_attention()
         self.attention_residual = Residual(config)
         self.feed_forward = config.make_feed_forward()
         self.feed_forward_residual = Residual(config)

@@ -15,7 +15,7 @@ from longspan.contract import Decoder, LanguageModel, State, StreamDecoder
 from longspan.memory.forms import empty_memory, require_memory, with_memory
 from longspan.memory.segments import first_visible, remaining, trim
 from longspan.memory.window import WindowDecoder
-from longspan.shapes import Bool, Int, Tensor
+from longspan.shapes import Bool, Float, Int, Tensor
 
 
 class Remembering(LanguageModel):
@@ -24,7 +24,11 @@ class Remembering(LanguageModel):
     embedding: Any
     layers: nn.ModuleList
     final_norm: nn.Module
-    dropout: nn.Module
+
+    def regularise(self, config: Any) -> None:
+        """Make what keeps it from learning a small text by heart: dropout at both ends, penalties on the output."""
+        self.word_dropout, self.input_dropout, self.output_dropout = config.make_dropouts()
+        self.penalty = config.make_penalty()
 
     @abstractmethod
     def positions(self, keys: int) -> Callable[[Any], Any]:
@@ -55,6 +59,27 @@ class Remembering(LanguageModel):
     def hidden_states(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
     ) -> tuple[tuple[Tensor, ...], State]:
+        hidden, state = self.read(tokens, state, starts)
+        return (*hidden[:-1], self.output_dropout(hidden[-1])), state
+
+    def training_loss(
+        self,
+        tokens: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B T"],
+        state: State | None = None,
+        progress: float | Float[Tensor, ""] = 0.0,
+        starts: Bool[Tensor, "B T"] | None = None,
+    ) -> tuple[Float[Tensor, ""], State]:
+        if self.penalty is None:
+            return super().training_loss(tokens, targets, state, progress, starts)
+        hidden, state = self.read(tokens, state, starts)
+        dropped = self.output_dropout(hidden[-1])
+        return self.penalty(self.head.losses(dropped, targets).mean(), dropped, hidden[-1], starts), state
+
+    def read(
+        self, tokens: Int[Tensor, "B T"], state: State | None, starts: Bool[Tensor, "B T"] | None
+    ) -> tuple[tuple[Tensor, ...], State]:
+        """The hidden states, the last one before its dropout, and the state."""
         if state is None or "window" in state.parts:  # a window of tokens is a decoder's, and says nothing here
             state = self.initial_state(tokens.shape[0])
         require_memory(state, tokens.shape[0], self.config.layers)
@@ -63,18 +88,17 @@ class Remembering(LanguageModel):
         remembered = next(iter(state.parts.values()))[0].shape[-2]
         first_key = None if state.whole and starts is None else first_visible(state.length, remembered, T, starts)
         position = self.positions(remembered + T)
-        hidden = [self.dropout(self.embedding(tokens))]
+        hidden = [self.input_dropout(self.word_dropout(self.embedding(tokens), tokens))]
         kept: dict[str, tuple[Tensor, ...]] = dict.fromkeys(state.parts, ())
         for n, layer in enumerate(self.layers):
             memory = {name: part[n] for name, part in state.parts.items()}
             keys, values, memory = with_memory(layer, hidden[-1], memory, capacity)
             kept = {name: (*kept[name], part) for name, part in memory.items()}
             hidden.append(layer(hidden[-1], keys, values, position(layer), self.config.window, first_key))
-        hidden[-1] = self.dropout(self.final_norm(hidden[-1]))
-        length = (
-            (state.length + T).clamp(max=capacity) if first_key is None else remaining(first_key, remembered, capacity)
-        )
-        return tuple(hidden), State(length, kept, whole=starts is None and (state.whole or capacity <= T))
+        hidden[-1] = self.final_norm(hidden[-1])
+        length = state.length + T if first_key is None else remaining(first_key, remembered, capacity)
+        whole = starts is None and (state.whole or capacity <= T)
+        return tuple(hidden), State(length.clamp(max=capacity), kept, whole=whole)
 
     def decoder(self, state: State | None = None, batch: int = 1) -> Decoder:
         """One token at a time: on a window of tokens where there is no memory, else on what `ring` offers."""

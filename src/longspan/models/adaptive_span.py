@@ -132,7 +132,7 @@ class AdaptiveSpanTransformer(LanguageModel):
         require_memory(state, B, self.config.layers)
         seen = self.distances_seen()
         capacities = self._capacities(seen)
-        R = dropped_sinusoids(self)
+        R = dropped_sinusoids(self, self.dropout)
         hidden = [self.dropout(self.embedding(tokens))]
         kept: dict[str, tuple[Tensor, ...]] = dict.fromkeys(state.parts, ())
         layers: Any = self.layers

@@ -16,8 +16,8 @@ from typing import ClassVar
 from longspan.contract import State
 from longspan.layers.dropout import LockedDropout, WordDropout
 from longspan.layers.lstm import LSTMLayer
-from longspan.layers.model_config import require
-from longspan.layers.recurrent import RecurrentConfig, RecurrentModel, wide
+from longspan.layers.penalties import ActivationPenalty
+from longspan.layers.recurrent import RecurrentConfig, RecurrentModel
 from longspan.shapes import Bool, Float, Int, Tensor
 
 
@@ -36,9 +36,7 @@ class AWDLSTMConfig(RecurrentConfig):
         for name in ("input_dropout", "hidden_dropout", "embedding_dropout", "weight_dropout"):
             self.require_rate(name)
         for name in ("ar", "tar"):
-            require(
-                getattr(self, name) >= 0, f"model.{name}={getattr(self, name)} must not be negative; 0 turns it off"
-            )
+            self.require_penalty(name)
 
 
 class AWDLSTM(RecurrentModel):
@@ -50,6 +48,7 @@ class AWDLSTM(RecurrentModel):
         self.input_dropout = LockedDropout(config.input_dropout)
         self.hidden_dropout = LockedDropout(config.hidden_dropout)
         self.output_dropout = LockedDropout(config.dropout)
+        self.penalty = ActivationPenalty(config.ar, config.tar)
 
     def embed(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         return self.word_dropout(self.embedding(tokens), tokens)
@@ -64,21 +63,4 @@ class AWDLSTM(RecurrentModel):
     ) -> tuple[Float[Tensor, ""], State]:
         hidden, output, state = self.read(tokens, state, starts)
         loss = self.head.losses(hidden[-1], targets).mean()
-        if self.training:
-            loss = loss + self.config.ar * mean_square(hidden[-1]).mean()
-            loss = loss + self.config.tar * slowness(output, starts)
-        return loss, state
-
-
-def mean_square(h: Float[Tensor, "B T D"]) -> Float[Tensor, "B T"]:
-    """Over the units; in float32 or wider, whatever h came in."""
-    return h.to(wide(h.dtype)).square().mean(dim=-1)
-
-
-def slowness(h: Float[Tensor, "B T D"], starts: Bool[Tensor, "B T"] | None) -> Float[Tensor, ""]:
-    """mean((h_t - h_{t-1})^2) over neighbours of one document: at another's first token h has every right to jump."""
-    jumps = mean_square(h[:, 1:] - h[:, :-1])
-    if starts is None:
-        return jumps.sum() / max(jumps.numel(), 1)
-    within = ~starts[:, 1:]
-    return (jumps * within).sum() / within.sum().clamp(min=1)
+        return self.penalty(loss, hidden[-1], output, starts), state

@@ -148,7 +148,7 @@ class Compressive(LanguageModel):
         made = torch.zeros_like(valid)
         if self.compressors:
             made = whole_blocks(valid, positions, gone, c.rate, chosen=c.compression == "most-used")
-        R = dropped_sinusoids(self)
+        R = dropped_sinusoids(self, self.dropout)
         hidden = [self.dropout(self.embedding(tokens))]
         kept: dict[str, tuple[Tensor, ...]] = {"compressed": (), "hidden": ()}
         wrong = hidden[0].new_zeros(())

@@ -63,7 +63,7 @@ class Rotary(Remembering):
         self.layers = nn.ModuleList(RotaryLayer(config) for _ in range(config.layers))
         self.final_norm = config.make_final_norm()
         self.head = config.make_head(self.embedding)
-        self.dropout = nn.Dropout(config.dropout)
+        self.regularise(config)
         initialise(self)
 
     def positions(self, keys: int) -> Callable[[Any], Rotation]:

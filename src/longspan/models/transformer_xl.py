@@ -70,7 +70,7 @@ class TransformerXL(Remembering):
         # Neither the authors' code nor the port has a final norm in the pre-norm form; it is an option of ours.
         self.final_norm = config.make_final_norm()
         self.head = config.make_head(self.embedding)
-        self.dropout = nn.Dropout(config.dropout)
+        self.regularise(config)
         initialise(self)
 
     def positions(self, keys: int) -> Callable[[Any], Position]:
@@ -79,7 +79,7 @@ class TransformerXL(Remembering):
         known = min(keys, c.window or keys, c.clamp + 1 if c.clamp else keys)
         if self.config.position == "shaw":
             return lambda layer: no_biases(layer.distances(known))
-        R = dropped_sinusoids(self)
+        R = dropped_sinusoids(self, self.input_dropout)
 
         def of_layer(layer: TransformerXLLayer) -> Position:
             biases = self if self.config.shared_biases else layer

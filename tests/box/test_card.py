@@ -20,8 +20,10 @@ ARCHIVE = Path(__file__).resolve().parents[3] / "shared" / "data" / "english_nov
 HELD_OUT = 1.55
 SLICE = "test, first 20000"
 GROWTH = """
-import sys, longspan
+import longspan, torch
 from longspan.generation.sampling import Sampling
+
+torch.set_num_threads(1)
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096

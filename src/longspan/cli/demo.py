@@ -59,6 +59,8 @@ def demo(
 
 
 def _open_box(device: "torch.device") -> None:
+    import torch
+
     from longspan.text_model import load
 
     model = load(device=device)
@@ -67,7 +69,11 @@ def _open_box(device: "torch.device") -> None:
         f"First the model that comes with longspan, {count} parameters trained on 90 English novels.\n"
         f"It reads and writes bytes and remembers the last {memory} of them. After an opening line of ours:\n"
     )
+    # One thread is enough for steps this small; where others work too, two would wait for each other.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     _continue(model, OPENING, 300)
+    torch.set_num_threads(threads)
     print('\nMore of it: longspan generate -p "..." (docs/box.md). Now two models of your own.\n')
 
 

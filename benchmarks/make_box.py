@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import io
 import json
+import re
 import shlex
 import shutil
 import sys
@@ -95,8 +96,8 @@ def main(arguments: list[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     about = json.loads((asked.run / "run.json").read_text())
     commit = asked.commit or about["processes"][-1]["commit"]
-    if commit is None:
-        parser.error("the run was made outside a checkout and names no commit; give --commit")
+    if not re.fullmatch("[0-9a-f]{40}", commit or ""):
+        parser.error(f"the run names {commit} as the commit it was trained at; give a whole one with --commit")
     if about["data"]["name"] != CORPUS:
         parser.error(f"the run was trained on {about['data']['name']}; the box holds a model of {CORPUS}")
     with tempfile.TemporaryDirectory() as scratch:

@@ -78,6 +78,9 @@ def test_every_command_of_the_card_prints_its_figure(trained: Path, tmp_path: Pa
 
 
 def test_what_is_no_such_run_is_told(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        maker().main([str(trained), "--commit", "abc+"])
+    assert "names abc+ as the commit" in capsys.readouterr().err
     about = trained / "run.json"
     about.write_text(about.read_text().replace('"english-novels"', '"stdlib"'))
     with pytest.raises(SystemExit):

@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test check lint parity torture gpu clean
+.PHONY: demo test check lint parity torture gpu box clean
 
 demo: $(VENV)/.ready            ## trains, scores and reads a model in under five minutes
 	$(BIN)/longspan demo
@@ -29,6 +29,9 @@ torture: $(VENV)/.ready         ## the reliability tests at full size
 
 gpu:                            ## what needs CUDA, in the environment at hand
 	$(PYTHON) -m pytest -m gpu
+
+box: $(VENV)/.ready             ## RUN=folder: the model in the box from a training run, scored, with its card
+	$(BIN)/python benchmarks/make_box.py $(RUN)
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -1,7 +1,7 @@
 """Language models that remember beyond their window.
 
 import longspan
-model = longspan.load(PATH)
+model = longspan.load()  # the one in the box, or that of a folder: longspan.load(PATH)
 model.score("some text")
 """
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from longspan.box import box
 from longspan.checkpoints.model_folder import load_model
 from longspan.checkpoints.states import load_state, save_state
 from longspan.contract import LanguageModel, State
@@ -172,14 +173,16 @@ class TextModel:
 
 
 def load(
-    path: str | Path,
+    path: str | Path | None = None,
     *,
     device: str | torch.device = "cpu",
     dtype: str | torch.dtype = "auto",
     **settings: Any,
 ) -> TextModel:
-    """The model in a folder, ready to use. Settings that do not change its weights may be given anew:
-    `longspan.load(PATH, memory=3800, clamp=1000, same_length=True)`."""
+    """The model in a folder, or where none is named the one in the box, ready to use. Settings that do not change its
+    weights may be given anew: `longspan.load(PATH, memory=3800, clamp=1000, same_length=True)`."""
     where = find_device(device)
-    loaded = load_model(Path(path), overrides=settings, device=where, dtype=find_dtype(dtype, where))
+    loaded = load_model(
+        box() if path is None else Path(path), overrides=settings, device=where, dtype=find_dtype(dtype, where)
+    )
     return TextModel(loaded.model, loaded.tokenizer, loaded.hash)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from longspan.box import is_filled
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
@@ -33,6 +35,17 @@ def test_the_commands_of_the_readme(tmp_path: Path) -> None:
         done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, (line, done.stderr)
         assert done.stdout
+
+
+@pytest.mark.skipif(not is_filled(), reason="the box is empty; make box RUN=... fills it")
+@pytest.mark.slow
+def test_the_first_command_of_the_readme(tmp_path: Path) -> None:
+    line = re.findall(r"^    (longspan .*)$", README, re.MULTILINE)[0]
+    program = [sys.executable, "-m", "longspan.cli.main", *shlex.split(line)[1:], "-n", "20"]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("It was late in the evening when")
+    assert "the box" in done.stderr
 
 
 @pytest.mark.slow

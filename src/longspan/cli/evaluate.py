@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longspan.cli.options import DeviceName, DtypeName, Json, Model, Threads, machine, print_json, print_rows
+from longspan.cli.options import (
+    DeviceName,
+    DtypeName,
+    Json,
+    ModelOrBox,
+    Threads,
+    machine,
+    print_json,
+    print_rows,
+    tell_of_box,
+)
 from longspan.cli.progress import progress
 from longspan.errors import ConfigError
 
@@ -24,7 +34,8 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    model: Model,
+    *,
+    model: ModelOrBox = None,
     data: Annotated[str, typer.Option("--data", help="A file or folder, or a corpus that `longspan data list` names.")],
     split: Annotated[
         str | None, typer.Option("--split", help="train, valid or test; the whole text unless told.")
@@ -64,6 +75,7 @@ def evaluate(
     threads: Threads = 0,
 ) -> None:
     """Bits, nats and perplexity of a text. Flags left out come from the model's config."""
+    from longspan.box import box
     from longspan.checkpoints.model_folder import find_model, open_model
     from longspan.data.encoded import open_corpus
     from longspan.evaluation.dynamic import dynamic_losses
@@ -77,7 +89,7 @@ def evaluate(
         raise ConfigError(f"--segment {segment} must be at least 1")
     given = {"memory": memory, "clamp": clamp, "same_length": same_length}
     overrides = {name: value for name, value in given.items() if value is not None}
-    found = find_model(Path(model))
+    found = find_model(box() if model is None else model)
     _check_flags(overrides, found.contents["config.json"])
     loaded = open_model(found, overrides=overrides, device=where.device, dtype=where.dtype)
     config = loaded.model.config
@@ -95,6 +107,7 @@ def evaluate(
     began = time.perf_counter()
     with _losses_file(losses, len(text.ids) - 1) as out:
         tally, first = Tally(out), next(stretches)  # what cannot be scored is refused here, in one sentence
+        tell_of_box(model)
         if slid and sliding is None:
             _tell_of_windows(name_of(loaded.model), window)
         with progress("scoring", quiet=json) as watch:

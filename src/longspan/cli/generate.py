@@ -1,17 +1,18 @@
 """`longspan generate`: text that follows a prompt, streamed as it is written."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from longspan.cli.options import DeviceName, DtypeName, Model, Threads, machine
+from longspan.cli.options import DeviceName, DtypeName, ModelOrBox, Threads, machine, tell_of_box
 from longspan.errors import ConfigError, DataError
 
 
 def generate(
-    model: Model,
+    model: ModelOrBox = None,
     source: Annotated[str, typer.Argument(metavar="[-]", help="- reads the prompt from standard input.")] = "",
     prompt: Annotated[str | None, typer.Option("-p", "--prompt", help="The text to go on from.")] = None,
     prompt_file: Annotated[Path | None, typer.Option("--prompt-file", help="A file with the text.")] = None,
@@ -43,11 +44,16 @@ def generate(
         raise ConfigError(f"--save-state {save_state} is a folder; give the name of a file")
     if save_state is not None and save_state.exists() and not save_state.is_file():
         raise ConfigError(f"--save-state {save_state} is a device or a pipe; give the name of a plain file")
+    if str(model) == "-" and not source:
+        model, source = None, "-"
     sampling = Sampling(temp, top_k, top_p, min_p)
+    if model is not None and not (source or prompt or prompt_file):
+        _check_is_no_prompt(model)
     text = _prompt(source, prompt, prompt_file)
     where = machine(device, dtype, threads)
     loaded = load(model, device=where.device, dtype=where.dtype)
     session = loaded.session(text, seed=seed, state=load_state)
+    tell_of_box(model)
     try:
         _put(loaded.spelled(session, text))
         for piece in loaded.stream(session, count, sampling, last=save_state is None):
@@ -62,6 +68,14 @@ def generate(
 def _put(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def _check_is_no_prompt(model: Path) -> None:
+    """Whoever types a prompt where the model stands is told where it goes."""
+    if not os.path.lexists(model):  # unlike Path.exists, this takes what is too long for a name
+        raise ConfigError(f"there is no model folder {str(model)[:60]!r}; if that is the prompt, put -p before it")
+    if model.is_file():
+        raise ConfigError(f"{model} is a file and no model folder; if it holds the prompt, write --prompt-file {model}")
 
 
 def _prompt(source: str, prompt: str | None, prompt_file: Path | None) -> bytes:

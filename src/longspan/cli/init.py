@@ -6,7 +6,18 @@ from typing import Annotated, Any
 import typer
 
 from longspan.cli.keys import keys_help
-from longspan.cli.options import DeviceName, DtypeName, Json, Model, Set, Threads, machine, print_json, print_rows
+from longspan.cli.options import (
+    DeviceName,
+    DtypeName,
+    Json,
+    ModelOrBox,
+    Set,
+    Threads,
+    machine,
+    print_json,
+    print_rows,
+    tell_of_box,
+)
 from longspan.errors import ConfigError, UnknownNameError
 
 
@@ -58,15 +69,21 @@ def _keys_of(family_name: str) -> list[str]:
 
 
 def info(
-    model: Model, json: Json = False, device: DeviceName = "auto", dtype: DtypeName = "auto", threads: Threads = 0
+    model: ModelOrBox = None,
+    json: Json = False,
+    device: DeviceName = "auto",
+    dtype: DtypeName = "auto",
+    threads: Threads = 0,
 ) -> None:
     """Parameters by part, state per row, reach, and the config of a model."""
+    from longspan.box import box
     from longspan.checkpoints.model_folder import load_model
     from longspan.config import plain
     from longspan.models.families import name_of
 
     machine(device, dtype, threads)
-    loaded = load_model(model)
+    loaded = load_model(box() if model is None else model)
+    tell_of_box(model)
     net, parts = loaded.model, parameters_by_part(loaded.model)
     facts: dict[str, Any] = {
         "family": name_of(net),

@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from longspan.box import ABOUT
 from longspan.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder, or the folder of a training run.")]
+ModelOrBox = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="MODEL", help="A model folder, or the folder of a training run; the one in the box unless named."
+    ),
+]
 Set = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="A key of the config, for example model.memory=640.")
 ]
@@ -43,6 +50,12 @@ def machine(device: str, dtype: str, threads: int) -> Machine:
         torch.set_num_threads(min(threads, 1024))
     where = find_device(device)
     return Machine(where, find_dtype(dtype, where))
+
+
+def tell_of_box(model: Path | None) -> None:
+    """Which model this is where none was named; called when nothing is left to refuse, a sentence of its own."""
+    if model is None:
+        print(f"longspan: no MODEL was named; this is {ABOUT}", file=sys.stderr, flush=True)
 
 
 def print_json(values: dict[str, Any]) -> None:

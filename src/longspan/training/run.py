@@ -309,10 +309,11 @@ def origin(out: Path) -> list[str]:
     try:
         about = json.loads((out / ENVIRONMENT).read_text(encoding="utf-8"))
         data, last = about["data"], about["processes"][-1]
+        made_by = last["commit"]  # none where an installed longspan trained
         text = f"Text: the {data['split']} split of {data['name']}, {data['tokens']:,} tokens"
         return [
-            f"{text}, SHA-256 {data['fingerprint']}.",
-            f"Trained by longspan {last['longspan']}, commit {last['commit']}, torch {last['torch']}, "
+            f"{text}, fingerprint {data['fingerprint']}.",
+            f"Trained by longspan {last['longspan']}, {f'commit {made_by}, ' * bool(made_by)}torch {last['torch']}, "
             f"on {last['device']}.",
         ]
     except (OSError, ValueError, LookupError, TypeError):

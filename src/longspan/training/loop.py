@@ -178,13 +178,16 @@ class Trainer:
         """Gradients of the mean loss over a batch, some rows at a time; the memory of each moves on."""
         parts = self.config.accumulate
         rows = batch.tokens.shape[0] // parts
-        if not self.states or self.lanes.position == batch.tokens.shape[1]:
-            # All rows begin anew: an empty memory of full size says so, and the shapes stay what they were.
+        begins_anew = not self.states or self.lanes.position == batch.tokens.shape[1]
+        if begins_anew:
+            # All rows: an empty memory of full size says so, and the shapes stay what they were.
             self.states = [self.empty_state(rows)] * parts
             batch.starts[:, 0] = False
         starts = batch.starts if batch.starts.any() else None
-        # A shorter segment ends each pass: not worth a compilation of its own.
-        objective = self.fast_objective if batch.tokens.shape[1] == segment else self.objective
+        # Not worth a compilation of their own: the segment that begins a pass, since only there an empty memory has to
+        # be masked, and the shorter one that ends it.
+        usual = batch.tokens.shape[1] == segment and not begins_anew
+        objective = self.fast_objective if usual else self.objective
         # A step is compiled anew for every float it is handed; of a tensor it reads the value.
         share = done if objective is self.objective else torch.full((), done, device=self.device)
         total = torch.zeros((), device=self.device)

@@ -44,7 +44,15 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verb", "lines"), [("attention", 2), ("train", 1), ("eval", 1), ("generate", 2), ("train --memories 4,8,16", 3)]
+    ("verb", "lines"),
+    [
+        ("attention", 2),
+        ("train", 1),
+        ("eval", 1),
+        ("generate", 2),
+        ("train --memories 4,8,16", 3),
+        ("train --segments 4,8", 2),
+    ],
 )
 def test_lines(cli: Cli, verb: str, lines: int) -> None:
     result = cli("bench", *verb.split(), "--preset", "tiny", "--json", "--device", "cpu")
@@ -103,6 +111,8 @@ def test_wrong_use_is_one_sentence(cli: Cli) -> None:
     for verb in ("attention", "train", "eval", "generate", "families"):
         cli("bench", verb, "--preset", "enwik").refused("did you mean 'enwik8'?")
     cli("bench", "train", "--memories", "5,x").refused("--memories 5,x")
+    cli("bench", "train", "--segments", "0,8").refused("--segments 0,8")
+    cli("bench", "train", "--segments", "4", "--memories", "4").refused("give one of them")
     cli("bench", "families", "--lengths", "a").refused("--lengths a")
     cli("bench", "families", "--lengths", "0,8").refused("--lengths 0,8")
     cli("bench", "families", "reformed").refused("did you mean 'reformer'?")

@@ -43,24 +43,35 @@ class Measured:
         )
 
 
-def measure(preset: Preset, device: torch.device, dtype: torch.dtype, memories: tuple[int, ...] = ()) -> Iterator[Line]:
-    """One line against the rival; with `memories`, a line for each against the first of them."""
+def measure(
+    preset: Preset,
+    device: torch.device,
+    dtype: torch.dtype,
+    memories: tuple[int, ...] = (),
+    segments: tuple[int, ...] = (),
+) -> Iterator[Line]:
+    """One line against the rival; with `memories` or `segments`, a line for each against the first of them."""
     batch, segment, memory = preset.train
-    if memories:
-        batch = max(1, batch // 4)
 
-    def take(family: str, memory: int, **more: Any) -> Measured:
+    def take(family: str, shape: tuple[int, int, int], **more: Any) -> Measured:
+        batch, segment, memory = shape
         values = {**preset.model, "segment": segment, "memory": memory, **more}
         return _measured(family, values, batch, device, dtype)
 
-    first: Measured | None = None
-    for longer in memories:
-        ours = take("transformer-xl", longer)
-        first = first or ours
-        yield ours.against(first, f"batch {batch}, segment {segment}, memory {longer}", f"memory {memories[0]}")
-    if not memories:
-        ours, rival = take("transformer-xl", memory), take("rotary", memory, **PLAIN)
+    if not memories and not segments:
+        ours, rival = take("transformer-xl", preset.train), take("rotary", preset.train, **PLAIN)
         yield ours.against(rival, f"batch {batch}, segment {segment}, memory {memory}", "rotary positions")
+        return
+    few = max(1, batch // 4)  # a long memory is held for every row
+    shapes = [(few, segment, longer) for longer in memories]
+    shapes += [(max(1, few * segment // longer), longer, memory) for longer in segments]  # as many tokens in all
+    first: Measured | None = None
+    for batch, segment, memory in shapes:
+        name = f"batch {batch}, segment {segment}, memory {memory}"
+        ours = take("transformer-xl", (batch, segment, memory))
+        if first is None:
+            first, shortest = ours, name
+        yield ours.against(first, name, shortest)
 
 
 def _measured(family: str, values: dict[str, Any], batch: int, device: torch.device, dtype: torch.dtype) -> Measured:

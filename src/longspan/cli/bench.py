@@ -36,13 +36,21 @@ def train(
     memories: Annotated[
         str, typer.Option("--memories", help="Instead of a rival: how a step grows with memory, e.g. 512,2048,8192.")
     ] = "",
+    segments: Annotated[
+        str, typer.Option("--segments", help="The same with the segment, as many tokens in all, e.g. 128,512,2048.")
+    ] = "",
     json: Json = False,
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
     """A training step against the same model with rotary positions."""
-    _bench("train", preset, json, machine(device, dtype, threads), memories=_numbers("--memories", memories))
+    growing = {"memories": _numbers("--memories", memories), "segments": _numbers("--segments", segments)}
+    if all(growing.values()):
+        raise ConfigError("--memories and --segments each ask for a table of its own; give one of them")
+    if 0 in growing["segments"]:
+        raise ConfigError(f"--segments {segments} has a segment of 0 tokens; give at least 1")
+    _bench("train", preset, json, machine(device, dtype, threads), **growing)
 
 
 @app.command("eval")

@@ -59,6 +59,8 @@ def test_wrong_use_stays_one_sentence(cli: Cli, box: Path) -> None:
     cli("generate", "-p", "a", "-n", -1).refused("-n")
     cli("generate", "-p", "a", "--load-state", "none.state").refused("none.state")
     cli("eval").refused("--data")
+    cli("pictures", "--data", "none.txt", "--out", "drawn").refused("none.txt")
+    cli("recl", "--data", "none.txt").refused("none.txt")
     cli("eval", "--data", "none.txt").refused("none.txt")
     Path("empty.txt").touch()
     cli("eval", "--data", "empty.txt").refused("empty.txt")
@@ -66,5 +68,6 @@ def test_wrong_use_stays_one_sentence(cli: Cli, box: Path) -> None:
 
 def test_an_empty_box_says_so(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("longspan.box.FOLDER", tmp_path / "nothing")
-    for verb in (["generate", "-p", "a"], ["info"], ["eval", "--data", "stdlib"]):
+    drawn = ["pictures", "--data", "stdlib", "--out", "drawn"]
+    for verb in (["generate", "-p", "a"], ["info"], ["eval", "--data", "stdlib"], ["recl", "--data", "stdlib"], drawn):
         cli(*verb).refused("no model was named", "name a model folder or a run")

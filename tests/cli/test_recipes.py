@@ -1,8 +1,13 @@
 """`longspan recipes`: every recipe, with figures that stand in its file."""
 
+from pathlib import Path
+
+from longspan.cli.recipes import COLUMNS, facts, shown
 from longspan.training.recipe import load_recipe, recipe_names
 
 from .conftest import Cli
+
+README = Path(__file__).parents[2] / "README.md"
 
 
 def test_every_recipe_is_listed_with_what_its_file_says(cli: Cli) -> None:
@@ -24,3 +29,11 @@ def test_people_get_a_table(cli: Cli) -> None:
     assert lines[0].split()[:3] == ["recipe", "family", "parameters"]
     assert len(lines) == 1 + len(recipe_names())
     assert any(line.startswith("demo ") and "2.349 bits per byte" in line for line in lines)
+
+
+def test_the_readme_shows_what_has_been_reached() -> None:
+    rows = [facts(load_recipe(name)) for name in recipe_names()]
+    reached = [f"| {' | '.join(shown(row[column]) for column in COLUMNS)} |" for row in rows if row["ours"]]
+    lines = README.read_text().splitlines()
+    begin = lines.index(f"| {' | '.join(COLUMNS)} |")
+    assert lines[begin + 2 : begin + 3 + len(reached)] == [*reached, ""]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from longspan.cli.options import DeviceName, DtypeName, Model, Threads, machine
+from longspan.cli.options import DeviceName, DtypeName, ModelOrBox, Threads, machine, tell_of_box
 from longspan.cli.progress import progress
 from longspan.errors import ConfigError
 
@@ -18,7 +18,8 @@ TARGETS = 100
 
 
 def pictures(
-    model: Model,
+    model: ModelOrBox = None,
+    *,
     data: Annotated[str, typer.Option("--data", help="A file or folder, or a corpus that `longspan data list` names.")],
     out: Annotated[Path, typer.Option("--out", help="A folder for the pictures.")],
     split: Annotated[
@@ -42,6 +43,7 @@ def pictures(
     from longspan.analysis.context_figures import draw_gains, draw_perplexity
     from longspan.analysis.drawing import make_folder
     from longspan.analysis.passages import take_passage
+    from longspan.box import box
     from longspan.checkpoints.model_folder import load_model
     from longspan.data.encoded import open_corpus
     from longspan.evaluation.contexts import Passage, Subject, choose_targets, measure
@@ -50,8 +52,9 @@ def pictures(
         raise ConfigError(f"--tokens {tokens} must be at least 3")
     where = machine(device, dtype, threads)
     overrides = {} if memory is None else {"memory": memory}
-    loaded = load_model(model, overrides=overrides, device=where.device, dtype=where.dtype)
+    loaded = load_model(box() if model is None else model, overrides=overrides, device=where.device, dtype=where.dtype)
     text = open_corpus(data, split, loaded.tokenizer)
+    tell_of_box(model)
     ids = text.ids[:tokens]
     contexts = default_contexts(loaded.model, len(ids))
     make_folder(out)
@@ -66,7 +69,7 @@ def pictures(
         draw_wide_head(passage, layer, head, f"figure6-{rank}", out)
     if contexts:
         targets = choose_targets(len(ids), contexts[-1], min(TARGETS, len(ids) - contexts[-1]))
-        subject = Subject(model.resolve().name, loaded.model, loaded.hash)
+        subject = Subject((model or loaded.path).resolve().name, loaded.model, loaded.hash)
         with progress("measuring", quiet=False) as watch:
             table = measure([subject], Passage(text.ids, targets, text.fingerprint), contexts, watch=watch)
         draw_gains(table, {"0.1": 0.1, "0.5": 0.5, "1.0": 1.0}, 0.01, out)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longspan.cli.options import DeviceName, DtypeName, Json, Threads, machine, print_json
+from longspan.cli.options import DeviceName, DtypeName, Json, Threads, machine, print_json, tell_of_box
 from longspan.cli.progress import progress
 from longspan.errors import ConfigError
 
@@ -22,7 +22,9 @@ CONTEXTS = "100:1000:100"
 def recl(
     models: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="MODEL...", help="Model folders, or folders of training runs: the group."),
+        typer.Argument(
+            metavar="MODEL...", help="Model folders, or folders of training runs: the group; the one in the box."
+        ),
     ] = None,
     data: Annotated[
         str | None, typer.Option("--data", help="A file or folder, or a corpus that `longspan data list` names.")
@@ -50,6 +52,7 @@ def recl(
     threads: Threads = 0,
 ) -> None:
     """Relative effective context length of a group of models, and the effective context length of each."""
+    from longspan.box import box
     from longspan.evaluation.loss_table import load_table
     from longspan.evaluation.recl import chance_gains, check_share, check_threshold, ecl
     from longspan.evaluation.recl import recl as recl_of
@@ -61,7 +64,8 @@ def recl(
     if losses is None:
         where = machine(device, dtype, threads)
         lengths = parse_contexts(CONTEXTS if contexts is None else contexts)
-        table = measured(models or [], data, split, lengths, targets, where, quiet=json)
+        table = measured(models or [box()], data, split, lengths, targets, where, quiet=json)
+        tell_of_box(models[0] if models else None)
     else:
         if models or data is not None or split is not None or targets is not None:
             raise ConfigError("--losses brings its own models and targets; leave MODEL, --data and --targets out")
@@ -127,8 +131,6 @@ def measured(
     from longspan.data.encoded import open_corpus
     from longspan.evaluation.contexts import Passage, Subject, check_window, choose_targets, measure
 
-    if not paths:
-        raise ConfigError("no model was named; give one or more MODEL folders, or --losses FILE.npz")
     if data is None:
         raise ConfigError("--data is missing; give a file, a folder or the name of a corpus")
     names = _names(paths)

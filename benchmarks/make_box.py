@@ -6,21 +6,17 @@ Every figure of the card is what the command beside it prints: the very command 
 """
 
 import argparse
-import contextlib
 import dataclasses
 import hashlib
-import io
 import json
-import re
-import shlex
 import shutil
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from cards import commit_of, longspan, read_as, scored, training_command
+
 from longspan.box import FOLDER
-from longspan.cli.main import run
 from longspan.data import open_corpus
 from longspan.text_model import load
 
@@ -95,9 +91,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--most", type=int, default=1024, help="the longest memory it may have unless told")
     asked = parser.parse_args(arguments)
     about = json.loads((asked.run / "run.json").read_text())
-    commit = asked.commit or about["processes"][-1]["commit"]
-    if not re.fullmatch("[0-9a-f]{40}", commit or ""):
-        parser.error(f"the run names {commit} as the commit it was trained at; give a whole one with --commit")
+    commit = commit_of(about, asked.commit, parser)
     if about["data"]["name"] != CORPUS:
         parser.error(f"the run was trained on {about['data']['name']}; the box holds a model of {CORPUS}")
     with tempfile.TemporaryDirectory() as scratch:
@@ -116,7 +110,7 @@ def main(arguments: list[str] | None = None) -> None:
                 text=about["data"]["fingerprint"],
                 fingerprint=FINGERPRINT,
                 commit=commit,
-                training=training_command(about["processes"][0]["command"]),
+                training=training_command(about["processes"][0]["command"], "novels-box"),
             )
         )
         if (asked.out / "manifest.json").is_file():
@@ -124,12 +118,6 @@ def main(arguments: list[str] | None = None) -> None:
         keys = (f"model.memory={chosen.memory}", f"model.clamp={chosen.clamp}", "model.same_length=true")
         lasting = [part for key in keys for part in ("--set", key)]
         print(longspan("export", asked.run, asked.out, "--dtype", "bfloat16", *lasting, "--notes", notes), end="")
-
-
-def training_command(words: list[str]) -> str:
-    """The command of a run, without the places it had on its machine."""
-    places = {"--out": "RUN", "--recipe": "novels-box"}
-    return shlex.join([places.get(before, word) for before, word in zip(["", *words], words, strict=False)])
 
 
 def judge(model: Path, device: str, most: int) -> tuple[list[Figure], Figure]:
@@ -148,16 +136,12 @@ def judge(model: Path, device: str, most: int) -> tuple[list[Figure], Figure]:
     slices = [slice_figure(model, memory, best.clamp, device) for memory in dict.fromkeys((256, chosen.memory))]
     # In the box memory and clamp are the model's own, so that a reader need not name them.
     command = f"longspan eval --data {PASSAGE} --dtype float32"
-    bits = score(f"{command} {_read_as(chosen.memory, best.clamp)}", model, device)
+    bits = score(f"{command} {read_as(chosen.memory, best.clamp)}", model, device)
     return [*valid, *test, *slices, Figure("passage", chosen.memory, best.clamp, bits, command)], chosen
 
 
-def _read_as(memory: int, clamp: int) -> str:
-    return f"--memory {memory} --clamp {clamp} --same-length"
-
-
 def split_figure(model: Path, split: str, memory: int, clamp: int, device: str) -> Figure:
-    command = f"longspan eval --data {CORPUS} --split {split} {_read_as(memory, clamp)} {SCORING}"
+    command = f"longspan eval --data {CORPUS} --split {split} {read_as(memory, clamp)} {SCORING}"
     return Figure(split, memory, clamp, score(command, model, device), command)
 
 
@@ -173,20 +157,7 @@ def slice_figure(model: Path, memory: int, clamp: int, device: str) -> Figure:
 
 
 def score(command: str, model: Path, device: str) -> float:
-    """What a line of the card comes to on this model."""
-    _, verb, *rest = shlex.split(command)
-    rest = [str(ROOT / part) if part == PASSAGE else part for part in rest]
-    print(f"{command} ...", file=sys.stderr, flush=True)
-    return float(json.loads(longspan(verb, model, *rest, "--device", device, "--json"))["bits_per_byte"])
-
-
-def longspan(*args: object) -> str:
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        code = run([str(arg) for arg in args])
-    if code:
-        sys.exit(code)
-    return out.getvalue()
+    return float(scored(command.replace(PASSAGE, str(ROOT / PASSAGE)), model, device)["bits_per_byte"])
 
 
 if __name__ == "__main__":

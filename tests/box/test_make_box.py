@@ -1,7 +1,7 @@
 """The maker of the box on a model of a few steps and nine novels of a few lines: its card, command by command."""
 
 import contextlib
-import importlib.util
+import importlib
 import io
 import shlex
 from pathlib import Path
@@ -18,18 +18,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def maker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_box", ROOT / "benchmarks" / "make_box.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("make_box")
 
 
 @pytest.fixture
 def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run on novels that are none, in a cache of its own."""
     monkeypatch.setenv("LONGSPAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("sys.argv", ["longspan", "train", "--recipe", "/some/where.toml", "--out", "/at/home/run"])
     novels = tmp_path / "cache" / "corpora" / "english-novels"
@@ -56,10 +52,12 @@ def typed(row: Row, model: Path) -> float:
     return float(line.split()[1])
 
 
-def test_every_command_of_the_card_prints_its_figure(trained: Path, tmp_path: Path) -> None:
+def test_every_command_of_the_card_prints_its_figure(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert run(["export", str(trained), str(tmp_path / "box")]) == 0  # what was in the box before
     make_box = maker()
-    make_box.MEMORIES = (256, 512, 2048)
+    monkeypatch.setattr(make_box, "MEMORIES", (256, 512, 2048))
     make_box.main([str(trained), "--out", str(tmp_path / "box"), "--device", "cpu", "--commit", "c" * 40])
     card = (tmp_path / "box" / "README.md").read_text()
     assert [(row.text, row.memory, row.clamp) for row in rows(card) if row.text == "valid"] == [

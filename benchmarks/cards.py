@@ -1,0 +1,48 @@
+"""What the makers of cards share: every figure is what the command beside it prints, run on the spot."""
+
+import contextlib
+import io
+import json
+import re
+import shlex
+import sys
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+from longspan.cli.main import run
+
+
+def longspan(*args: object) -> str:
+    """What a verb prints."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        code = run([str(arg) for arg in args])
+    if code:
+        sys.exit(code)
+    return out.getvalue()
+
+
+def scored(command: str, model: Path, device: str) -> dict[str, Any]:
+    """What a line of a card, `longspan eval` without its model, comes to on this one."""
+    _, verb, *rest = shlex.split(command)
+    print(f"{command} ...", file=sys.stderr, flush=True)
+    return dict(json.loads(longspan(verb, model, *rest, "--device", device, "--json")))
+
+
+def read_as(memory: int, clamp: int) -> str:
+    return f"--memory {memory} --clamp {clamp} --same-length"
+
+
+def commit_of(about: dict[str, Any], given: str | None, parser: ArgumentParser) -> str:
+    """The whole commit that trained a run, as it knows it or as it is given."""
+    commit = given or about["processes"][-1]["commit"] or ""
+    if not re.fullmatch("[0-9a-f]{40}", commit):
+        parser.error(f"the run names {commit} as the commit it was trained at; give a whole one with --commit")
+    return commit
+
+
+def training_command(words: list[str], recipe: str) -> str:
+    """The command of a run, without the places it had on its machine."""
+    places = {"--out": "RUN", "--recipe": recipe}
+    return shlex.join([places.get(before, word) for before, word in zip(["", *words], words, strict=False)])

@@ -86,7 +86,7 @@ class Remembering(LanguageModel):
         T, capacity = tokens.shape[1], self.config.memory
         state = trim(state, capacity)
         remembered = next(iter(state.parts.values()))[0].shape[-2]
-        first_key = None if state.whole and starts is None else first_visible(state.length, remembered, T, starts)
+        first_key = None if starts is None and state.whole else first_visible(state.length, remembered, T, starts)
         position = self.positions(remembered + T)
         hidden = [self.input_dropout(self.word_dropout(self.embedding(tokens), tokens))]
         kept: dict[str, tuple[Tensor, ...]] = dict.fromkeys(state.parts, ())

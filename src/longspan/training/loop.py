@@ -8,12 +8,13 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from longspan.contract import LanguageModel, State
@@ -110,6 +111,10 @@ class Trainer:
         self.step, self.tokens, self.seconds_before = 0, 0, 0.0
         self.began = time.perf_counter()
         self.states: list[State] = []
+        # Tokens each row has read since a document began in it: what its memory holds, known without asking the device.
+        self.unbroken = np.zeros(0, np.int64)
+        self.fills = model.initial_state(1).whole
+        self.marks_documents = self.fills and len(lanes.document_starts) > 1
         self.finished = self.stopped_early = False
         self.interrupted: signal.Signals | None = None
         self._signal: signal.Signals | None = None
@@ -178,25 +183,28 @@ class Trainer:
         """Gradients of the mean loss over a batch, some rows at a time; the memory of each moves on."""
         parts = self.config.accumulate
         rows = batch.tokens.shape[0] // parts
-        begins_anew = not self.states or self.lanes.position == batch.tokens.shape[1]
-        if begins_anew:
-            # All rows: an empty memory of full size says so, and the shapes stay what they were.
+        if not self.states or self.lanes.position == batch.tokens.shape[1]:
+            # All rows begin anew: an empty memory of full size says so, and the shapes stay what they were.
             self.states = [self.empty_state(rows)] * parts
+            self.unbroken = np.zeros(rows * parts, np.int64)
             batch.starts[:, 0] = False
-        starts = batch.starts if batch.starts.any() else None
-        # Not worth a compilation of their own: the segment that begins a pass, since only there an empty memory has to
-        # be masked, and the shorter one that ends it.
-        usual = batch.tokens.shape[1] == segment and not begins_anew
+        starts = batch.starts if self.marks_documents or batch.starts.any() else None
+        # Not worth a compilation of their own: the shorter segment that ends a pass and, where no document begins
+        # inside one, those that fill the memory, since only there an empty one has to be masked.
+        filled = self.marks_documents or not self.fills or all(state.whole for state in self.states)
+        usual = batch.tokens.shape[1] == segment and filled
         objective = self.fast_objective if usual else self.objective
         # A step is compiled anew for every float it is handed; of a tensor it reads the value.
         share = done if objective is self.objective else torch.full((), done, device=self.device)
         total = torch.zeros((), device=self.device)
+        self.unbroken = since_start(self.unbroken, batch.starts)
         for k in range(parts):
             part = slice(k * rows, (k + 1) * rows)
             tokens, targets = self._send(batch.tokens[part]), self._send(batch.targets[part])
             begins = None if starts is None else self._send(starts[part])
             with self.autocast():
-                loss, self.states[k] = objective(tokens, targets, self.states[k], share, begins)
+                loss, state = objective(tokens, targets, self.states[k], share, begins)
+            self.states[k] = known_whole(state, self.unbroken[part]) if self.fills else state
             (loss / parts).backward()
             total = total + loss.detach().float() / parts
         return total
@@ -306,6 +314,18 @@ class Trainer:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def since_start(unbroken: NDArray[np.int64], starts: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Tokens of every row since a document began in it, once a segment with these beginnings has been read."""
+    tail = starts[:, ::-1].argmax(1) + 1
+    return np.where(starts.any(1), tail, unbroken + starts.shape[1])
+
+
+def known_whole(state: State, unbroken: NDArray[np.int64]) -> State:
+    """The state, which says whether so many tokens fill all that it holds."""
+    held = max(tensor.shape[-2] for part in state.parts.values() for tensor in part)
+    return replace(state, whole=bool((unbroken >= held).all()))
 
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype:

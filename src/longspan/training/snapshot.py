@@ -107,7 +107,9 @@ def load(trainer: Trainer, verified: Verified) -> None:
     fill(trainer.model, model, str(path / WEIGHTS))
     trainer.optimizer.load(_group(tensors, "optimizer"), where)
     trainer.guard.load(_group(tensors, "guard"), where)
-    trainer.states = [State.from_tensors(_group(tensors, f"memory.{k}")).to(trainer.device) for k in range(count)]
+    states = [State.from_tensors(_group(tensors, f"memory.{k}")) for k in range(count)]
+    trainer.states = [state.to(trainer.device) for state in states]
+    trainer.unbroken = torch.cat([state.length for state in states]).numpy() if states else trainer.unbroken
     for observer in trainer.observers:
         observer.restore(noted.get(type(observer).__name__, {}))
     trainer.start_clock()

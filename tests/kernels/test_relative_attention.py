@@ -1,13 +1,14 @@
 """The definition against loops in plain Python, and every form on torch's operations against the definition."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from longspan.errors import UnknownNameError
 from longspan.kernels.causal_attention import causal_attention
-from longspan.kernels.relative_attention import forced, reference, relative_attention, skewed
+from longspan.kernels.relative_attention import forced, has_compiler, reference, relative_attention, skewed
 
 Inputs = dict[str, torch.Tensor]
 
@@ -75,14 +76,23 @@ def test_skewed_is_the_definition(L: int, M: int, C: int | None, window: int | N
     torch.testing.assert_close(quick, expected, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("L", [1, 64, 500, 513])
-@pytest.mark.parametrize("M", [0, 512, 2100])
-def test_skewed_in_float32_at_the_lengths_of_use(L: int, M: int) -> None:
+@pytest.mark.parametrize("L", [1, 63, 500, 513])
+@pytest.mark.parametrize("M", [0, 7, 512, 2100])
+def test_skewed_in_float32_at_awkward_lengths(L: int, M: int) -> None:
+    """Outputs and all gradients against the definition in float64."""
     x = inputs(1, 1, L, M, 64, dtype=torch.float32)
-    expected = reference.relative_attention(**{name: tensor.double() for name, tensor in x.items()})
-    for found in (skewed.relative_attention(**x), _without_gradients(x)):
-        error = (found.double() - expected).norm() / expected.norm()
-        assert error < 1e-6
+    exact = {name: tensor.detach().double().requires_grad_() for name, tensor in x.items()}
+    expected, found = reference.relative_attention(**exact), skewed.relative_attention(**x)
+    grad = torch.randn_like(found)
+    wanted = torch.autograd.grad(expected, list(exact.values()), grad.double())
+    got = torch.autograd.grad(found, list(x.values()), grad)
+    for name, a, b in (
+        ("out", found, expected),
+        ("quick", _without_gradients(x), expected),
+        *zip(x, got, wanted, strict=True),
+    ):
+        # One key alone takes all the weight whatever it scores: the gradients of scores are then exactly zero.
+        assert (a.double() - b).norm() / b.norm().clamp_min(b.numel() ** 0.5 * 0.1) < 2e-6, name
 
 
 def _without_gradients(x: Inputs) -> torch.Tensor:
@@ -110,6 +120,16 @@ def test_dropout_keeps_the_mean_and_drops_whole_weights(form: str) -> None:
     ratio = (dropped / kept)[kept > 1e-6]
     torch.testing.assert_close(ratio[ratio != 0], torch.full_like(ratio[ratio != 0], 1 / 0.75), rtol=1e-4, atol=0)
     assert abs(float((ratio == 0).float().mean()) - 0.25) < 0.01
+
+
+def test_without_a_c_compiler_there_is_no_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    assert not has_compiler()
+    (tmp_path / "mycc").touch(mode=0o755)
+    for named, there in (("mycc -O2", True), ("nowhere/cc", False), (str(tmp_path / "mycc"), True)):
+        monkeypatch.setenv("CC", named)
+        assert has_compiler() == there
 
 
 def test_a_form_can_be_forced_and_a_wrong_one_is_told() -> None:

@@ -165,6 +165,6 @@ def _bench(what: str, preset: str | None, json: bool, where: Machine, **options:
         memory = "" if line.memory_ratio is None else f"{line.memory_ratio:7.3f}"
         print(
             f"{line.what:34} {line.ours:11,.1f} {line.theirs:11,.1f} {line.ratio:8.3f} {line.by_count:8.3f} "
-            f"{line.tflops:8.2f} {line.their_tflops:7.2f} {memory:>7}  {line.unit}; rival: {line.rival}",
+            f"{line.tflops:8.3g} {line.their_tflops:7.3g} {memory:>7}  {line.unit}; rival: {line.rival}",
             flush=True,
         )

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,10 +19,17 @@ FORMS: dict[str, Callable[..., Tensor]] = {
     "fused": fused.relative_attention,
 }
 _forced: list[str] = []
-# Triton compiles its launchers with the machine's C compiler: without one there is no Triton. Looked up once, since a
-# compiled model cannot look things up.
-_COMPILER = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang") or shutil.which("cc")
-TRITON_WORKS = importlib.util.find_spec("triton") is not None and _COMPILER is not None
+
+
+def has_compiler() -> bool:
+    """Triton compiles its launchers with the machine's C compiler, the one CC names if it does: without it there is no
+    Triton."""
+    named = shlex.split(os.environ.get("CC", ""))[:1]
+    return any(shutil.which(name) for name in named or ("gcc", "clang", "cc"))
+
+
+# Looked up once, since a compiled model cannot look things up.
+TRITON_WORKS = importlib.util.find_spec("triton") is not None and has_compiler()
 
 
 @contextmanager

@@ -7,6 +7,7 @@ batch and every block of queries adds to, uses float32 atomics.
 
 # ruff: noqa: ARG001 (the shapes of a custom operation are told with all of its arguments)
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,10 +60,15 @@ def launch(kernel: str, query: Tensor) -> Launch:
         return Launch(32, 4, 1, 0)
     if query.dtype == torch.float32:
         return Launch(32, 4, 1, 1)
-    hopper = torch.cuda.get_device_capability(query.device)[0] == 9
     wide = query.shape[-1] > 64
     stages = (2 if wide else 3) if kernel == "forward" else (1 if wide else 2)
-    return Launch(64, 4, stages, 2 if hopper else 1)
+    return Launch(64, 4, stages, 2 if is_hopper(query.device) else 1)
+
+
+@functools.cache
+def is_hopper(device: torch.device) -> bool:
+    """Asked three times a layer, so answered once: small models wait for the host."""
+    return torch.cuda.get_device_capability(device)[0] == 9
 
 
 @torch.library.custom_op("longspan::relative_attention", mutates_args=())

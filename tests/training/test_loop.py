@@ -22,6 +22,7 @@ from longspan.training.observers.early_stop import EarlyStop
 from longspan.training.observers.metrics import cut_after
 from longspan.training.observers.tensorboard import TensorBoard
 from longspan.training.observers.validation import Validate, sample
+from longspan.training.recipe import build_recipe
 from tests.training.conftest import losses, make_recipe, make_text, train
 
 CPU = torch.device("cpu")
@@ -334,3 +335,31 @@ def test_a_sample_of_held_out_text_lies_over_all_of_it() -> None:
     whole, begins = sample(text, 10**6)
     assert len(whole) == 700
     assert begins.tolist() == text.starts.tolist()
+
+
+def test_a_resumed_run_knows_as_much_of_its_memory(tmp_path: Path) -> None:
+    """Else its next step would be compiled where the other's is not. Layers of this family keep unequally much."""
+    shape = {
+        "family": "longformer",
+        "layers": 2,
+        "width": 16,
+        "heads": 2,
+        "segment": 8,
+        "window": [4, 20],
+        "memory": 20,
+    }
+    recipe = build_recipe(
+        {"model": shape, "data": {"documents": False}, "training": {"steps": 12, "batch": 4, "lr": 1e-4}}, "small"
+    )
+    first, again = (run.make_trainer(recipe, make_text(), CPU)[1] for _ in range(2))
+    for step in range(1, 7):
+        first.take_step()
+        first.settle()
+        snapshot.save(first, tmp_path / f"checkpoint-{step}")
+        found = run.find_start(tmp_path, "auto")
+        assert found is not None
+        snapshot.load(again, found)
+        assert [state.whole for state in again.states] == [state.whole for state in first.states]
+    held = {tensor.shape[-2] for tensor in next(iter(first.states[0].parts.values()))}
+    assert len(held) == 2
+    assert first.states[0].whole

@@ -17,7 +17,7 @@ from longspan.checkpoints.weights import fill, parse_weights, weights_of
 from longspan.contract import State
 from longspan.errors import CheckpointError
 from longspan.shapes import Tensor
-from longspan.training.loop import Trainer
+from longspan.training.loop import Trainer, known_whole
 
 FORMAT = 1
 TENSORS, FACTS, RECIPE = "training.safetensors", "training.json", "recipe.toml"
@@ -108,6 +108,9 @@ def load(trainer: Trainer, verified: Verified) -> None:
     trainer.optimizer.load(_group(tensors, "optimizer"), where)
     trainer.guard.load(_group(tensors, "guard"), where)
     states = [State.from_tensors(_group(tensors, f"memory.{k}")) for k in range(count)]
+    if trainer.fills:
+        # By the loop's own rule, so that the next step takes the way it would have taken.
+        states = [known_whole(state, state.length.numpy()) for state in states]
     trainer.states = [state.to(trainer.device) for state in states]
     trainer.unbroken = torch.cat([state.length for state in states]).numpy() if states else trainer.unbroken
     for observer in trainer.observers:

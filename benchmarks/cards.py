@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from argparse import ArgumentParser
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,12 @@ def scored(command: str, model: Path, device: str) -> dict[str, Any]:
 
 def read_as(memory: int, clamp: int) -> str:
     return f"--memory {memory} --clamp {clamp} --same-length"
+
+
+def ways(memories: Iterable[int], seen: int) -> list[tuple[int, int]]:
+    """Memories and clamps to choose among: distances that training never showed may better look like the longest that
+    it did, and are met where a memory is longer."""
+    return [(memory, clamp) for memory in memories for clamp in ([0, seen] if memory > seen else [0])]
 
 
 def commit_of(about: dict[str, Any], given: str | None, parser: ArgumentParser) -> str:

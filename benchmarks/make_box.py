@@ -14,7 +14,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from cards import commit_of, longspan, read_as, scored, training_command
+from cards import commit_of, longspan, read_as, scored, training_command, ways
 
 from longspan.box import FOLDER
 from longspan.data import open_corpus
@@ -122,10 +122,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 def judge(model: Path, device: str, most: int) -> tuple[list[Figure], Figure]:
     """All figures of the card, and the one whose memory and clamp the validation books choose. Test is read after."""
-    # Distances that training never showed may better look like the longest that it did.
     config = load(model).config
     seen = config.segment + config.memory - 1
-    valid = [split_figure(model, "valid", m, c, device) for m in MEMORIES for c in ([0, seen] if m > seen else [0])]
+    valid = [split_figure(model, "valid", m, c, device) for m, c in ways(MEMORIES, seen)]
     best = min(valid, key=lambda figure: figure.bits)
     fitting = [figure for figure in valid if figure.clamp == best.clamp or figure.memory <= seen]
     allowed = [figure for figure in fitting if figure.memory <= most]

@@ -7,13 +7,12 @@ the test split and further files are read afterwards, and choose nothing.
 """
 
 import argparse
-import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cards import commit_of, read_as, scored, training_command
+from cards import commit_of, read_as, scored, training_command, ways
 
 from longspan.text_model import load
 from longspan.training.recipe import load_recipe
@@ -111,12 +110,10 @@ def main(arguments: list[str] | None = None) -> None:
 def readings(asked: argparse.Namespace, data: str, memories: list[int], seen: int, unit: str) -> Iterator[Reading]:
     """Valid in every way, then test and all else in the best."""
 
-    def best(ways: list[Reading]) -> Reading:
-        return min(ways, key=lambda way: way.score)
+    def best(read: list[Reading]) -> Reading:
+        return min(read, key=lambda way: way.score)
 
-    # Distances that training never showed may better look like the longest that it did.
-    ways = [(m, c) for m, c in itertools.product(memories, (0, seen)) if c == 0 or m > seen]
-    static = [Reading(f"--data {data} --split valid", m, c, asked.flags) for m, c in ways]
+    static = [Reading(f"--data {data} --split valid", m, c, asked.flags) for m, c in ways(memories, seen)]
     static = [way.on(asked.run, asked.device, unit) for way in static]
     yield from static
     chosen = [best(static)]

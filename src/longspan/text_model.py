@@ -182,7 +182,5 @@ def load(
     """The model in a folder, or where none is named the one in the box, ready to use. Settings that do not change its
     weights may be given anew: `longspan.load(PATH, memory=3800, clamp=1000, same_length=True)`."""
     where = find_device(device)
-    loaded = load_model(
-        box() if path is None else Path(path), overrides=settings, device=where, dtype=find_dtype(dtype, where)
-    )
+    loaded = load_model(box(path), overrides=settings, device=where, dtype=find_dtype(dtype, where))
     return TextModel(loaded.model, loaded.tokenizer, loaded.hash)

@@ -12,8 +12,10 @@ def is_filled() -> bool:
     return (FOLDER / "manifest.json").is_file()
 
 
-def box() -> Path:
-    """Where the model in the box is."""
+def box(named: str | Path | None = None) -> Path:
+    """The folder that was named or, where none was, that of the model in the box."""
+    if named is not None:
+        return Path(named)
     if not is_filled():
         raise CheckpointError("no model was named and this longspan came without one; name a model folder or a run")
     return FOLDER

@@ -45,11 +45,9 @@ def train(
     threads: Threads = 0,
 ) -> None:
     """A training step against the same model with rotary positions."""
-    growing = {"memories": _numbers("--memories", memories), "segments": _numbers("--segments", segments)}
+    growing = {"memories": _numbers("--memories", memories), "segments": _numbers("--segments", segments, "segment")}
     if all(growing.values()):
         raise ConfigError("--memories and --segments each ask for a table of its own; give one of them")
-    if 0 in growing["segments"]:
-        raise ConfigError(f"--segments {segments} has a segment of 0 tokens; give at least 1")
     _bench("train", preset, json, machine(device, dtype, threads), **growing)
 
 
@@ -95,9 +93,7 @@ def families(
     from longspan.bench import families as bench
     from longspan.bench.peak import MEANING
 
-    where, asked = machine(device, dtype, threads), _numbers("--lengths", lengths)
-    if 0 in asked:
-        raise ConfigError(f"--lengths {lengths} has a text of 0 tokens; give at least 1")
+    where, asked = machine(device, dtype, threads), _numbers("--lengths", lengths, "text")
     about, chosen = _about("families", preset, where)
     found = bench.measure(chosen, where.device, where.dtype, asked, tuple(names or ()))
     meaning = MEANING[where.device.type]
@@ -132,13 +128,16 @@ def _cell(value: float | None, width: int) -> str:
     return f"{'':{width}}" if value is None else f"{value:{width}.2f}"
 
 
-def _numbers(flag: str, text: str) -> tuple[int, ...]:
+def _numbers(flag: str, text: str, least_one: str = "") -> tuple[int, ...]:
+    """Whole numbers between commas; of what `least_one` names none may be 0."""
     try:
         found = tuple(int(part) for part in text.split(",")) if text else ()
     except ValueError:
         found = (-1,)
     if any(number < 0 for number in found):
         raise ConfigError(f"{flag} {text} must be whole numbers between commas, for example 512,2048")
+    if least_one and 0 in found:
+        raise ConfigError(f"{flag} {text} has a {least_one} of 0 tokens; give at least 1")
     return found
 
 

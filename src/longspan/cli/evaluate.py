@@ -89,7 +89,7 @@ def evaluate(
         raise ConfigError(f"--segment {segment} must be at least 1")
     given = {"memory": memory, "clamp": clamp, "same_length": same_length}
     overrides = {name: value for name, value in given.items() if value is not None}
-    found = find_model(box() if model is None else model)
+    found = find_model(box(model))
     _check_flags(overrides, found.contents["config.json"])
     loaded = open_model(found, overrides=overrides, device=where.device, dtype=where.dtype)
     config = loaded.model.config

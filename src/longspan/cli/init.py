@@ -82,7 +82,7 @@ def info(
     from longspan.models.families import name_of
 
     machine(device, dtype, threads)
-    loaded = load_model(box() if model is None else model)
+    loaded = load_model(box(model))
     tell_of_box(model)
     net, parts = loaded.model, parameters_by_part(loaded.model)
     facts: dict[str, Any] = {

@@ -52,7 +52,7 @@ def pictures(
         raise ConfigError(f"--tokens {tokens} must be at least 3")
     where = machine(device, dtype, threads)
     overrides = {} if memory is None else {"memory": memory}
-    loaded = load_model(box() if model is None else model, overrides=overrides, device=where.device, dtype=where.dtype)
+    loaded = load_model(box(model), overrides=overrides, device=where.device, dtype=where.dtype)
     text = open_corpus(data, split, loaded.tokenizer)
     tell_of_box(model)
     ids = text.ids[:tokens]

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ _forced: list[str] = []
 def has_compiler() -> bool:
     """Triton compiles its launchers with the machine's C compiler, the one CC names if it does: without it there is no
     Triton."""
-    named = shlex.split(os.environ.get("CC", ""))[:1]
+    named = os.environ.get("CC", "").split()[:1]
     return any(shutil.which(name) for name in named or ("gcc", "clang", "cc"))
 
 

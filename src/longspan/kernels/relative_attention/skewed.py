@@ -32,6 +32,10 @@ def relative_attention(
         hidden = torch.arange(key.shape[2], device=key.device) < first_key[:, None, :, None]
         position = position.masked_fill(hidden, float("-inf"))
     if not (torch.is_grad_enabled() and position.requires_grad) and dropout == 0.0:
+        if (
+            position.is_cuda
+        ):  # its kernels load several numbers at once, and trust a mask to begin where that is allowed
+            position = position.contiguous()
         return F.scaled_dot_product_attention(query + u[:, None], key, value, attn_mask=position, scale=scale)
     content = (query + u[:, None]) * scale
     B, H, L, _ = position.shape

@@ -21,6 +21,7 @@ from longspan.kernels.block_attention import (
     Rows,
     Window,
     block_attention,
+    flex,
     forced,
     gathered,
     reference,
@@ -320,6 +321,16 @@ def test_a_wrong_form_is_told() -> None:
 
 
 GPU_CASES = ["strided", "fixed", "fixed-2", "dilated", "two-sided", "global-two-sided", "bigbird", "bigbird-two-sided"]
+
+
+def test_a_compiler_can_follow_the_rule_of_an_unused_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing the rule reads may be made while it is compiled. Dynamo follows it on a CPU as it does on CUDA."""
+    followed = torch.compile(flex.flex_attention, backend="eager", fullgraph=True, dynamic=False)
+    monkeypatch.setattr(flex, "flex_attention", followed)
+    parts = CASES["bigbird"][0].parts
+    x = [tensor.detach() for tensor in draw(130, D=16)]
+    fresh = Pattern((*parts[:-1], Graph(16, EDGES)))
+    torch.testing.assert_close(flex.block_attention(*x, fresh), reference.block_attention(*x, Pattern(parts)))
 
 
 @pytest.mark.gpu

@@ -117,6 +117,8 @@ def _lists(visits: Int[Tensor, "R G Q N"], chosen: Tensor, blocks: int) -> tuple
 def _rule(pattern: Pattern, index: int, plan: Plan, first_key: Int[Tensor, "B L"] | None) -> Callable:
     """The pattern's rule by slots."""
     places, keys = _tables(plan)
+    for part in pattern.parts[: index + 1]:
+        part.prepare(places.device)
     alike, causal, offset = len(places) == 1, pattern.causal, plan.offset
     first = None if first_key is None else first_key.int()
 

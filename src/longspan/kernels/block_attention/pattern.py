@@ -42,6 +42,9 @@ class Part(ABC):
     def sees(self, head: Any, query: Tensor, key: Tensor) -> Bool[Tensor, "..."]:
         """Whether the query sees the key, the future left aside."""
 
+    def prepare(self, device: torch.device) -> None:  # noqa: B027 (most rules read nothing)
+        """Make what the rule reads on a device; while a kernel is compiled from the rule, nothing can be made."""
+
 
 @dataclass(frozen=True)
 class Window(Part):
@@ -140,7 +143,8 @@ class Graph(Part):
 
     @no_type_check
     def sees(self, head: Any, query: Tensor, key: Tensor) -> Bool[Tensor, "..."]:
-        table = self.edges(query.device)
+        self.prepare(query.device)
+        table = self.on_device[query.device]
         row, block = (query // self.size).clamp(0, table.shape[1] - 1), key // self.size
         seen = torch.zeros_like(query == key)
         for edge in range(table.shape[2]):
@@ -148,11 +152,10 @@ class Graph(Part):
         return seen & (query >= 0) & (key >= 0)
 
     @no_type_check
-    def edges(self, device: torch.device) -> Tensor:
+    def prepare(self, device: torch.device) -> None:
         if device not in self.on_device:
             with torch.inference_mode(False):
                 self.on_device[device] = torch.from_numpy(self.table).to(device)
-        return self.on_device[device]
 
 
 @dataclass(frozen=True, eq=False)

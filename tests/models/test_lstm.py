@@ -76,6 +76,20 @@ def test_every_layer_is_torchs_own_stepped_by_hand(documents: bool, cuts: list[i
     torch.testing.assert_close(logits, expected[-1] @ table.T + bias, rtol=0, atol=1e-5)
 
 
+def test_what_is_too_long_for_one_call_is_read_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 11, 3, generator=draw, dtype=torch.float64, requires_grad=True)
+    h, c = torch.randn(2, 2, 4, generator=draw, dtype=torch.float64).unbind()
+    weights = [torch.randn(16, n, generator=draw, dtype=torch.float64) for n in (3, 4)]
+    weights += [torch.randn(16, generator=draw, dtype=torch.float64) for _ in range(2)]
+    whole = layer_module.lstm(x, h, c, weights)
+    monkeypatch.setattr(layer_module, "LONGEST", 4)
+    pieces = layer_module.lstm(x, h, c, weights)
+    torch.testing.assert_close(pieces, whole)
+    wanted, found = (torch.autograd.grad(out.sin().sum(), x)[0] for out, _, _ in (whole, pieces))
+    torch.testing.assert_close(found, wanted)
+
+
 def test_gradients_are_those_of_the_steps() -> None:
     model = make(torch.float64).train()
     tokens, starts = some_text()

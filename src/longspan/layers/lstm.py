@@ -13,6 +13,8 @@ from longspan.shapes import Bool, Float, Tensor
 # Weights that are dropped anew at every step never lie in the one chunk of memory cuDNN would like.
 warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
 
+LONGEST = 32_768
+"""Steps in one call: cuDNN refuses 65,536, and a shorter call costs nothing there."""
 Begin = tuple[int, int, Bool[Tensor, "B"]]
 """First and one past the last position of a stretch, and the rows in which it begins a document."""
 
@@ -72,9 +74,14 @@ def lstm(
     device = x.device.type
     # Autocast has its own idea of what a recurrence is computed in (half, whatever was asked for): it is told here.
     kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weights[0].dtype
+    outputs = []
     with torch.autocast(device, enabled=False):
         x, h, c, *weights = (tensor.to(kind) for tensor in (x, h, c, *weights))
-        output, last_h, last_c = torch.lstm(
-            x, (h[None].contiguous(), c[None].contiguous()), weights, True, 1, 0.0, torch.is_grad_enabled(), False, True
-        )
-    return output, last_h[0], last_c[0]
+        for piece in x.split(LONGEST, dim=1):
+            begin = h[None].contiguous(), c[None].contiguous()
+            output, last_h, last_c = torch.lstm(
+                piece, begin, weights, True, 1, 0.0, torch.is_grad_enabled(), False, True
+            )
+            outputs.append(output)
+            h, c = last_h[0], last_c[0]
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), h, c

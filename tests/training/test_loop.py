@@ -17,7 +17,7 @@ from longspan.errors import DeviceError, TrainingError
 from longspan.training import run, snapshot
 from longspan.training.dropout import LockedDropout, Objective
 from longspan.training.dry_run import dry_run
-from longspan.training.loop import Observer, Trainer
+from longspan.training.loop import Observer, Order, Trainer
 from longspan.training.observers.early_stop import EarlyStop
 from longspan.training.observers.metrics import cut_after
 from longspan.training.observers.tensorboard import TensorBoard
@@ -67,8 +67,10 @@ def test_accumulated_gradients_are_those_of_the_whole_batch() -> None:
     for parts in (1, 2, 4):
         recipe = make_recipe(training_accumulate=parts, model_dropout=0.0)
         _, trainer = run.make_trainer(recipe, make_text(), CPU)
+        tokens = torch.from_numpy(np.random.default_rng(0).integers(0, 64, (4, 9)))
+        order, states = Order(tokens[:, :-1], tokens[:, 1:], None, 0.0, 1.0), [trainer.empty_state(4 // parts)] * parts
         for _ in range(2):
-            trainer._accumulate(trainer.lanes.next(8), 8, 0.0)
+            _, states = trainer.accumulate(trainer.objective, states, order)
         gradients.append(torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]))
     torch.testing.assert_close(gradients[1], gradients[0], atol=1e-6, rtol=1e-4)
     torch.testing.assert_close(gradients[2], gradients[0], atol=1e-6, rtol=1e-4)

@@ -35,6 +35,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "checkpointed activations": {"training_checkpoint_activations": True, "model_attention_dropout": 0.1},
     "segments of random length": {"training_segment_jitter": 3.0, "training_accumulate": 2, "tokens": 120},
     "no memory": {"model_memory": 0, "tokens": 120},
+    "recorded": {"training_record": True, "tokens": 120},
 }
 
 

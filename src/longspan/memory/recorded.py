@@ -9,6 +9,7 @@ from longspan.contract import State
 from longspan.kernels import one_token
 from longspan.kernels.one_token import Norm
 from longspan.kernels.relative_attention import TRITON_WORKS
+from longspan.memory.recording import record, run_aside
 from longspan.memory.ring import Reader, Ring
 from longspan.shapes import Float, Int, Tensor
 
@@ -87,21 +88,16 @@ class RecordedDecoder(Ring):
 
     def _record(self, work: Callable[[], Any], generator: torch.Generator | None = None) -> Any:
         tokens, random = self.tokens.clone(), generator.get_state() if generator else None
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            # Compiles what is not compiled yet. It writes the slot that the step itself is about to write.
-            work()
-        torch.cuda.current_stream().wait_stream(aside)
+        run_aside(work)  # it writes the slot that the step itself is about to write
         self.tokens.copy_(tokens)
-        graph = torch.cuda.CUDAGraph()
         if generator is not None and random is not None:
             generator.set_state(random)
-            graph.register_generator_state(generator)
-        with torch.cuda.graph(graph):
+
+        def step() -> None:
             work()
             self.count.add_(1)
-        return graph
+
+        return record(step, generator)
 
     def _logits(self) -> None:
         self.logits = self.compute()

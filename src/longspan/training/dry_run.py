@@ -31,11 +31,13 @@ class Estimate:
 
 
 def dry_run(recipe: Recipe, text: Encoded, device: torch.device) -> Estimate:
-    """Takes a few steps of the largest kind the recipe has, and writes nothing. The first one, which compiles and
-    allocates, is not timed."""
+    """Takes a few steps of the largest kind the recipe has, and writes nothing. The first ones, which allocate and on a
+    GPU fill the memory, compile and record, are not timed."""
     rehearse(make_trainer(recipe, text, device)[1])
     _, trainer = make_trainer(largest(recipe), text, device)
-    trainer.take_step()
+    filling = -(-trainer.model.tokens_to_fill // trainer.recipe.model.segment) + 2 if device.type == "cuda" else 0
+    for _ in range(1 + filling):
+        trainer.take_step()
     _wait(device)
     tokens, began = trainer.tokens, time.perf_counter()
     for _ in range(MEASURED):

@@ -22,13 +22,12 @@ class Guard:
 
     def __init__(self, sigmas: float, device: torch.device) -> None:
         self.sigmas = sigmas
-        zero = torch.zeros((), dtype=torch.float32, device=device)
-        self.count, self.mean, self.variance, self.row = zero, zero, zero, zero
-        self.broken = zero.bool()
+        self.count, self.mean, self.variance, self.row = torch.zeros(4, dtype=torch.float32, device=device).unbind()
+        self.broken = torch.zeros((), dtype=torch.bool, device=device)
 
     def judge(self, loss: Float[Tensor, ""], norm: Float[Tensor, ""]) -> Float[Tensor, ""]:
         """1 where this step must leave the weights as they are, else 0; takes the step into account either way."""
-        self.broken = self.broken | ~(torch.isfinite(loss) & torch.isfinite(norm))
+        self.broken.logical_or_(~(torch.isfinite(loss) & torch.isfinite(norm)))
         high = torch.maximum(self.mean + self.sigmas * self.variance.sqrt(), RISE * self.mean)
         spike = (norm > high) & (self.count >= SETTLED) if self.sigmas else torch.zeros_like(self.broken)
         renewed = spike & (self.row >= PATIENCE)
@@ -38,10 +37,10 @@ class Guard:
         gap = norm - self.mean
         mean = torch.where(renewed, norm, self.mean + share * gap)
         variance = torch.where(renewed, 0.0, (1 - share) * (self.variance + share * gap * gap))
-        self.row = torch.where(spike & ~renewed, self.row + 1, 0.0)
-        self.mean = torch.where(skip, self.mean, mean)
-        self.variance = torch.where(skip, self.variance, variance)
-        self.count = torch.where(skip, self.count, count + 1)
+        # In place: a recorded step finds them where it left them.
+        self.row.copy_(torch.where(spike & ~renewed, self.row + 1, 0.0))
+        for held, new in ((self.mean, mean), (self.variance, variance), (self.count, count + 1)):
+            held.copy_(torch.where(skip, held, new))
         return skip.float()
 
     def tensors(self) -> dict[str, Tensor]:
@@ -49,5 +48,5 @@ class Guard:
 
     def load(self, tensors: Mapping[str, Tensor], where: str) -> None:
         require_match(self.tensors(), tensors, where)
-        for name, like in self.tensors().items():
-            setattr(self, name, tensors[name].to(like.device))
+        for name, held in self.tensors().items():
+            held.copy_(tensors[name])

@@ -6,11 +6,12 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +21,8 @@ from torch import nn
 from longspan.contract import LanguageModel, State
 from longspan.data.lanes import Batch, Lanes
 from longspan.errors import DeviceError
-from longspan.shapes import Float, Tensor
+from longspan.memory.recording import RecordedStep
+from longspan.shapes import Bool, Float, Int, Tensor
 from longspan.tokens import Tokenizer
 from longspan.training.averaging import Average
 from longspan.training.dropout import Objective, checkpoint_layers, lock_dropout
@@ -42,6 +44,24 @@ class Validation:
     @property
     def bits(self) -> float:
         return self.nats / math.log(2)
+
+
+class Order(NamedTuple):
+    """What the processor hands to the device for a step; `progress` and `factor`, of the learning rate, are tensors
+    where a step is compiled or recorded, since that is done anew for every float."""
+
+    tokens: Int[Tensor, "B T"]
+    targets: Int[Tensor, "B T"]
+    starts: Bool[Tensor, "B T"] | None
+    progress: float | Float[Tensor, ""]
+    factor: float | Float[Tensor, ""]
+
+    def split(self, parts: int) -> list["Order"]:
+        """Some rows each."""
+        rows = self.tokens.shape[0] // parts
+        starts = [None] * parts if self.starts is None else self.starts.split(rows)
+        both = zip(self.tokens.split(rows), self.targets.split(rows), starts, strict=True)
+        return [Order(*some, self.progress, self.factor) for some in both]
 
 
 class Observer:
@@ -108,6 +128,7 @@ class Trainer:
         # Segments of random length would each be compiled anew.
         wanted = wanted and model.worth_compiling and not self.config.segment_jitter
         self.fast_objective: Any = torch.compile(self.objective, dynamic=False) if wanted else self.objective
+        self.recording: tuple[tuple[Any, ...], RecordedStep] | None = None
         self.step, self.tokens, self.seconds_before = 0, 0, 0.0
         self.began = time.perf_counter()
         self.states: list[State] = []
@@ -167,20 +188,16 @@ class Trainer:
         # The gradient is a mean over tokens: that of a shorter segment counts for less.
         factor = lr_factor(self.config, self.step, done) * segment / whole
         batch = self.lanes.next(segment)
-        loss = self._accumulate(batch, segment, done)
-        norm = self._clip()
-        skip = self.guard.judge(loss, norm)
-        self.optimizer.step(factor, skip)
-        self.optimizer.zero_grad()
+        figures = self._hand_over(batch, segment, done, factor)
         self.step += 1
         self.tokens += batch.tokens.size
         if self.average is not None:
             self.average.update(self.step)
         entry = Entry(self.step, self.tokens, self.config.lr * factor, self.seconds, self._place(batch))
-        self._tell(self.ledger.add(entry, torch.stack([loss, norm, skip, self.guard.broken.to(loss.dtype)])))
+        self._tell(self.ledger.add(entry, figures))
 
-    def _accumulate(self, batch: Batch, segment: int, done: float) -> Float[Tensor, ""]:
-        """Gradients of the mean loss over a batch, some rows at a time; the memory of each moves on."""
+    def _hand_over(self, batch: Batch, segment: int, done: float, factor: float) -> Float[Tensor, "4"]:
+        """Give a batch to the device, by the way that fits it; the memory of each row moves on."""
         parts = self.config.accumulate
         rows = batch.tokens.shape[0] // parts
         if not self.states or self.lanes.position == batch.tokens.shape[1]:
@@ -193,21 +210,61 @@ class Trainer:
         # inside one, those that fill the memory, since only there an empty one has to be masked.
         filled = self.marks_documents or not self.fills or all(state.whole for state in self.states)
         usual = batch.tokens.shape[1] == segment and filled
+        # Nor can a step be recorded that makes a memory longer.
+        grown = self.config.record and shapes(self.states[0]) == shapes(self.empty_state(rows))
+        recorded = usual and grown
         objective = self.fast_objective if usual else self.objective
-        # A step is compiled anew for every float it is handed; of a tensor it reads the value.
-        share = done if objective is self.objective else torch.full((), done, device=self.device)
-        total = torch.zeros((), device=self.device)
+        # A step is compiled or recorded with every float it is handed; of a tensor it reads the value.
+        plain = self.device.type == "cpu" and objective is self.objective and not recorded
+        scalar = float if plain else self._scalar
+        order = Order(
+            self._send(batch.tokens),
+            self._send(batch.targets),
+            None if starts is None else self._send(starts),
+            scalar(done),
+            scalar(factor),
+        )
+        if recorded:
+            figures, states = self._recorded(order)(self.states, *order)
+        else:
+            figures, states = self.work(objective, self.states, *order)
         self.unbroken = since_start(self.unbroken, batch.starts)
-        for k in range(parts):
-            part = slice(k * rows, (k + 1) * rows)
-            tokens, targets = self._send(batch.tokens[part]), self._send(batch.targets[part])
-            begins = None if starts is None else self._send(starts[part])
+        mine = self.unbroken.reshape(parts, rows)
+        self.states = [known_whole(*pair) for pair in zip(states, mine, strict=True)] if self.fills else states
+        return figures
+
+    def work(
+        self, objective: Callable[..., Any], states: list[State], *given: Any
+    ) -> tuple[Float[Tensor, "4"], list[State]]:
+        """All that the device does in a step; figures as the ledger wants them, and the memories after it."""
+        order = Order(*given)
+        loss, states = self.accumulate(objective, states, order)
+        norm = self._clip()
+        skip = self.guard.judge(loss, norm)
+        self.optimizer.step(order.factor, skip)
+        self.optimizer.zero_grad()
+        return torch.stack([loss, norm, skip, self.guard.broken.to(loss.dtype)]), states
+
+    def accumulate(
+        self, objective: Callable[..., Any], states: list[State], order: "Order"
+    ) -> tuple[Float[Tensor, ""], list[State]]:
+        """Gradients of the mean loss over a batch, some rows at a time."""
+        total, after = torch.zeros((), device=self.device), []
+        for part, state in zip(order.split(len(states)), states, strict=True):
             with self.autocast():
-                loss, state = objective(tokens, targets, self.states[k], share, begins)
-            self.states[k] = known_whole(state, self.unbroken[part]) if self.fills else state
-            (loss / parts).backward()
-            total = total + loss.detach().float() / parts
-        return total
+                loss, left = objective(part.tokens, part.targets, state, part.progress, part.starts)
+            after.append(left)
+            (loss / len(states)).backward()
+            total = total + loss.detach().float() / len(states)
+        return total, after
+
+    def _recorded(self, order: "Order") -> RecordedStep:
+        """The recording of steps like this one; there is one at a time, since it holds all that a step needs."""
+        key = (order.tokens.shape, order.starts is None, self.model.config)
+        if self.recording is None or self.recording[0] != key:
+            self.recording = None
+            self.recording = key, RecordedStep(partial(self.work, self.fast_objective))
+        return self.recording[1]
 
     def _clip(self) -> Float[Tensor, ""]:
         """The norm of the whole gradient, which is then at most `clip` long."""
@@ -218,6 +275,9 @@ class Trainer:
     def _send(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(array))
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
+
+    def _scalar(self, value: float) -> Float[Tensor, ""]:
+        return torch.full((), value, device=self.device)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.precision == torch.bfloat16:
@@ -326,6 +386,10 @@ def known_whole(state: State, unbroken: NDArray[np.int64]) -> State:
     """The state, which says whether so many tokens fill all that it holds."""
     held = max(tensor.shape[-2] for part in state.parts.values() for tensor in part)
     return replace(state, whole=bool((unbroken >= held).all()))
+
+
+def shapes(state: State) -> list[torch.Size]:
+    return [tensor.shape for tensor in state.tensors().values()]
 
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype:

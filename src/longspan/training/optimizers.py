@@ -121,12 +121,13 @@ class Optimizer:
             }
         self.parts.append(adamw)
 
-    def step(self, factor: float, skip: Float[Tensor, ""]) -> None:
+    def step(self, factor: float | Float[Tensor, ""], skip: Float[Tensor, ""]) -> None:
         """One update at `factor` times the learning rates; none where `skip` is 1."""
+        recorded = skip.is_cuda and torch.cuda.is_current_stream_capturing()
         for part, lr in zip(self.parts, self.lrs, strict=True):
             part.found_inf = skip  # type: ignore[attr-defined]
             for group in part.param_groups:
-                group["lr"] = lr * factor
+                group["lr"], group["capturable"] = lr * factor, recorded
             part.step()
 
     def zero_grad(self) -> None:

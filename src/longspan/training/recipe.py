@@ -69,6 +69,7 @@ class TrainingConfig:
     average_patience: int = 0
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     compile: bool | None = None
+    record: bool = False
     checkpoint_activations: bool = False
     validate_every: int = 0
     validate_tokens: int | None = None

@@ -42,7 +42,7 @@ FREE = {
     "data.corpus",
     # Another vocabulary comes from another text, and that is told by the text's fingerprint.
     "model.vocabulary",
-    *(f"training.{key}" for key in ("steps", "tokens", "seconds", "compile", "checkpoint_activations")),
+    *(f"training.{key}" for key in ("steps", "tokens", "seconds", "compile", "record", "checkpoint_activations")),
     *(f"training.{key}" for key in ("validate_every", "validate_tokens", "save_every", "keep", "patience")),
 }
 # What a branch, a new run that goes on from another's checkpoint, may change on top: how far its steps go.

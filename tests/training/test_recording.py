@@ -1,0 +1,53 @@
+"""A step that reads from and writes to fixed places, as a recorded one must, is the step it was."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from longspan.training import run
+from longspan.training.loop import Observer, Trainer
+from longspan.training.recipe import Recipe
+from tests.training.conftest import make_recipe, make_text
+from tests.training.test_resume import CONFIGURATIONS
+
+CPU = torch.device("cpu")
+
+
+class Losses(Observer):
+    def __init__(self) -> None:
+        self.curve: list[float] = []
+
+    def row(self, trainer: Trainer, row: Any) -> None:
+        self.curve.append(row.loss)
+
+
+def take(recipe: Recipe, tokens: int) -> tuple[list[float], Trainer]:
+    torch.manual_seed(0)
+    losses = Losses()
+    _, trainer = run.make_trainer(recipe, make_text(tokens), CPU, [losses])
+    trainer.run()
+    return losses.curve, trainer
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGURATIONS if name not in ("recorded", "schedules")])
+def test_recorded_steps_are_the_steps(name: str) -> None:
+    changes = dict(CONFIGURATIONS[name])
+    tokens = changes.pop("tokens", 700)
+    (plain, one), (recorded, other) = (
+        take(make_recipe(training_steps=12, **changes, training_record=record), tokens) for record in (False, True)
+    )
+    np.testing.assert_allclose(recorded, plain, rtol=1e-5)
+    for mine, his in zip(one.states, other.states, strict=True):
+        for name, tensor in mine.tensors().items():
+            torch.testing.assert_close(his.tensors()[name], tensor, rtol=1e-4, atol=1e-5)
+    assert other.recording is not None or "segment_jitter" in str(changes)
+
+
+def test_another_shape_is_another_recording() -> None:
+    changes = CONFIGURATIONS["schedules"] | {"training_steps": 12}
+    tokens = changes.pop("tokens")
+    plain, _ = take(make_recipe(**changes), tokens)
+    recorded, _ = take(make_recipe(**changes, training_record=True), tokens)
+    np.testing.assert_allclose(recorded, plain, rtol=1e-5)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from longspan.contract import LanguageModel, State
+from longspan.contract import UNBOUNDED, LanguageModel, State
 from longspan.errors import ConfigError, StateError
 from longspan.layers.positions import distance_sinusoid
 from longspan.models.families import build
@@ -231,6 +231,22 @@ def test_reach_is_how_far_a_change_is_felt(kind: str, segment: int) -> None:
         last = int(torch.nonzero((moved - plain)[0].abs() > 1e-14).max())
         felt = max(felt, last - place)
     assert felt == model.reach
+
+
+def test_what_is_most_used_depends_on_a_past_without_bound() -> None:
+    """A first segment that left every slot long ago has swayed a choice, and that choice the next."""
+    values = {"compressed": 3, "rate": 4, "memory": 5, "segment": 8}
+    model, carried = make(compression="most-used", **values).eval(), make(compression="mean", **values).reach
+    tokens, targets = text(64, 144)
+    cuts = list(range(8, 144, 8))
+    changed = tokens.clone()
+    changed[:, :8] = (changed[:, :8] + 1) % 11
+    with torch.no_grad():
+        plain, _ = read(model, tokens, targets, cuts)
+        moved, _ = read(model, changed, targets, cuts)
+    last = int(torch.nonzero(((moved - plain).abs() > 1e-14).any(0)).max())
+    assert last - 7 > carried
+    assert model.reach == UNBOUNDED
 
 
 def test_reach_is_the_paper_s_where_segments_are_whole_blocks() -> None:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from longspan.contract import Decoder, LanguageModel, State, StreamDecoder
+from longspan.contract import UNBOUNDED, Decoder, LanguageModel, State, StreamDecoder
 from longspan.errors import StateError
 from longspan.kernels.relative_attention.reference import attention_weights
 from longspan.layers.attention import Position
@@ -81,9 +81,11 @@ class Compressive(LanguageModel):
         """Hops back from a segment's last position, one per layer, each to the first token of the oldest block.
 
         Where a segment is not whole blocks, memory begins at another place of a block in each of `rate` segments; the
-        farthest of them counts.
+        farthest of them counts. What was most used depends on the slots chosen before it, and so on: no bound.
         """
         c, farthest = self.config, 0
+        if c.compressed and c.compression == "most-used":
+            return UNBOUNDED
         rate = c.rate if c.compressed else 1
         for phase in range(rate):
             last = place = phase * c.segment - 1

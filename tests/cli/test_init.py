@@ -50,6 +50,13 @@ def test_info_counts(cli: Cli, model: Path) -> None:
     assert cli("info", model).code == 0
 
 
+def test_info_of_a_reach_without_bound(cli: Cli) -> None:
+    """Not the largest number of this machine: null, and in words."""
+    assert cli("init", "--family", "lstm", "--set", "model.width=16", "m").code == 0
+    assert cli("info", "m", "--json").json["reach"] is None
+    assert "reach                no bound\n" in cli("info", "m").out
+
+
 def test_families_lists_them(cli: Cli) -> None:
     assert set(cli("families", "--json").json["families"]) == set(FAMILIES)
     assert "transformer-xl" in cli("families").out

@@ -79,6 +79,7 @@ def info(
     from longspan.box import box
     from longspan.checkpoints.model_folder import load_model
     from longspan.config import plain
+    from longspan.contract import UNBOUNDED
     from longspan.models.families import name_of
 
     machine(device, dtype, threads)
@@ -90,7 +91,7 @@ def info(
         "parameters": net.parameter_count,
         "tokens": loaded.tokenizer.kind,
         "vocabulary": net.config.vocabulary,
-        "reach": net.reach,
+        "reach": None if net.reach == UNBOUNDED else net.reach,
         "has_memory": net.has_memory,
         "state_bytes_per_row": net.state_size * next(net.parameters()).element_size(),
         "hash": loaded.hash,
@@ -99,7 +100,7 @@ def info(
     if json:
         print_json({**facts, "parts": parts, "config": plain(net.config)})
         return
-    print_rows(facts)
+    print_rows(facts | {"reach": "no bound" if facts["reach"] is None else facts["reach"]})
     print("\nparameters by part")
     print_rows(parts)
     print("\nconfig")

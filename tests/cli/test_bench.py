@@ -115,7 +115,9 @@ def test_wrong_use_is_one_sentence(cli: Cli) -> None:
     cli("bench", "train", "--segments", "4", "--memories", "4").refused("give one of them")
     cli("bench", "families", "--lengths", "a").refused("--lengths a")
     cli("bench", "families", "--lengths", "0,8").refused("--lengths 0,8")
-    cli("bench", "families", "reformed").refused("did you mean 'reformer'?")
+    wrong = cli("bench", "families", "lstm", "reformed")
+    wrong.refused("did you mean 'reformer'?")
+    assert wrong.out == ""
 
 
 def test_every_family_grows(cli: Cli) -> None:

@@ -187,11 +187,17 @@ def measure(
     lengths: tuple[int, ...] = (),
     names: tuple[str, ...] = (),
 ) -> Iterator[Growth]:
-    """Of the named families, or of all; at these lengths, or the preset's."""
+    """Of the named families, or of all; at these lengths, or the preset's. A wrong name is refused at once."""
     for name in names:
         family(name)
-    lengths = tuple(sorted(set(lengths or preset.texts)))
-    for case in (case for case in CASES if not names or case.family in names):
+    cases = [case for case in CASES if not names or case.family in names]
+    return _measured(cases, preset, device, dtype, tuple(sorted(set(lengths or preset.texts))))
+
+
+def _measured(
+    cases: Sequence[Case], preset: Preset, device: torch.device, dtype: torch.dtype, lengths: tuple[int, ...]
+) -> Iterator[Growth]:
+    for case in cases:
         read = f"segments of {preset.train[1]}" if case.streamed else "at once"
         growth = Growth(case.family, read, case.paper, case.claim, lengths)
         for length in lengths:

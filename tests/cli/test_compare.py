@@ -147,6 +147,7 @@ def test_a_member_that_fails_is_a_row_and_the_others_go_on(
         recipe("burst.toml", "vanilla", training="lr = 1e38\n"),
         recipe("wide.toml", "lstm"),
         recipe("huge.toml", "lstm"),
+        recipe("ours.toml", "lstm"),
         recipe("good.toml", "lstm"),
     ]
     Path("wide.toml").write_text(Path("wide.toml").read_text().replace("batch = 2", "batch = 50000"))
@@ -155,6 +156,8 @@ def test_a_member_that_fails_is_a_row_and_the_others_go_on(
     def short_of_memory(chosen: Any, out: Path, **settings: Any) -> Any:
         if out.name == "huge":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 PiB.\nMore lines.")
+        if out.name == "ours":
+            raise RuntimeError("shapes do not fit\nMore lines.")
         return train(chosen, out, **settings)
 
     monkeypatch.setattr(run, "train", short_of_memory)
@@ -163,12 +166,13 @@ def test_a_member_that_fails_is_a_row_and_the_others_go_on(
     assert told.code == 0, told.err
     members = by_name(told.json)
     reasons = {"typo": "did you mean 'model.width'?", "burst": "not finite", "wide": "too few for a batch of 50000"}
-    reasons |= {"huge": "out of memory on cpu in training; lower training.batch"}
+    reasons |= {"huge": "out of memory on cpu in training; lower training.batch", "ours": "RuntimeError: shapes do not"}
+    assert "Traceback" in told.err, "nothing else says where our own mistake is"
     for name, reason in reasons.items():
         assert reason in members[name]["failed"]
         assert members[name]["bits"] is None
         assert f"<td>{name}</td><td>failed</td>" in Path("g/report.html").read_text()
-    table = cli("compare", "typo.toml", "good.toml", *line[6:]).out.splitlines()
+    table = cli("compare", "typo.toml", "good.toml", *line[7:]).out.splitlines()
     assert table[1].startswith("typo    failed: typo.toml, line 6: no key called 'model.widht'")
     assert table[2].startswith("good ")
     assert members["good"]["failed"] is None

@@ -2,6 +2,7 @@
 
 import dataclasses
 import signal
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,6 +83,9 @@ def compare(
         except LongspanError as error:
             row.failed = " ".join(str(error).splitlines())
             tell(f"{name} failed: {row.failed}")
+        except Exception as error:  # a mistake of ours ends one member and not the others
+            row.failed = f"{type(error).__name__}: {str(error).partition(chr(10))[0]:.200}"
+            tell(f"{traceback.format_exc()}{name} failed: {row.failed}")
     if not recipes:
         return Comparison(rows, [], [])
     tell("measuring contexts")

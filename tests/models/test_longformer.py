@@ -42,6 +42,20 @@ def test_global_tokens_see_all_and_all_see_them(causal: bool) -> None:
     assert torch.equal(felt(model, 30, starts), expected)
 
 
+def test_global_tokens_look_through_projections_of_their_own() -> None:
+    """Section 3.1: with one layer, what a position reads depends on one set of projections and not on the other."""
+    model = wide("longformer", {"window": 3, "global_tokens": 2})
+    layer = model.layers[0]
+    own = [layer.global_query.weight, layer.global_key.weight, layer.global_value.weight]
+    usual = [layer.attention.query.weight, layer.attention.key.weight, layer.attention.value.weight]
+    hidden, _ = model.hidden_states(torch.arange(30)[None] % 11)
+    for place in (1, 2, 20):
+        used, unused = (own, usual) if place < 2 else (usual, own)
+        gradients = torch.autograd.grad(hidden[-1][0, place, 0], [*used, *unused], retain_graph=True)
+        assert all(float(g.abs().max()) > 0 for g in gradients[:3])
+        assert all(float(g.abs().max()) == 0 for g in gradients[3:])
+
+
 def same_weights(longformer: dict, transformer_xl: dict, **shared) -> tuple:
     a, b = wide("longformer", shared | longformer), wide("transformer-xl", shared | transformer_xl)
     b.load_state_dict(a.state_dict())

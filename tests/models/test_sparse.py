@@ -32,6 +32,16 @@ def test_a_model_feels_the_papers_sets(pattern: str, factorised: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["strided", "fixed"])
+def test_the_first_heads_see_one_set_and_the_others_the_other(pattern: str) -> None:
+    """Each half by itself, the other half's output left out: together they would hide what only one of them shows."""
+    for silent, expected in ((slice(4, 8), A1), (slice(0, 4), A2)):
+        model = wide("sparse", {"pattern": pattern, "stride": L, "summary": C})
+        with torch.no_grad():
+            model.layers[0].attention.output.weight[:, silent] = 0.0
+        assert torch.equal(felt(model, 30), sets(expected[pattern], 30))
+
+
+@pytest.mark.parametrize("pattern", ["strided", "fixed"])
 def test_two_layers_reach_everything(pattern: str) -> None:
     model = wide("sparse", {"pattern": pattern, "layers": 2, "stride": 5, "summary": 1})
     assert torch.equal(felt(model, 30), torch.ones(30, 30).tril().bool())

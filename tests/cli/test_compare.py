@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 WORDS = ["the", "rain", "fell", "in", "torrents", "and", "a", "dark", "stormy", "night", "was", "over", "London"]
 ATTENTION = "heads = 2\ninner = 32\n"
-FAMILIES = {"transformer-xl": f"{ATTENTION}memory = 16\n", "vanilla": ATTENTION, "lstm": ""}
+FAMILIES = {"transformer-xl": f"{ATTENTION}memory = 16\n", "vanilla": ATTENTION, "lstm": "", "universal": ATTENTION}
 FEW = ["--contexts", "2:6:2", "--targets", "8"]
 
 
@@ -95,6 +95,16 @@ def test_figures_are_those_of_eval_recl_and_the_runs(cli: Cli, novel: Path, no_r
     assert "a window of 16" in table[2]
     for member in members.values():
         assert f"<td>{member['bits']:.4f} per byte</td>" in Path("g/report.html").read_text()
+
+
+def test_what_a_family_found_out_is_told_beside_its_figures(cli: Cli, novel: Path, no_report: None) -> None:
+    line = ["compare", recipe("uni.toml", "universal"), "--data", novel, "--out", "g", *FEW, "--tokens", 0]
+    (member,) = cli(*line, "--json").json["members"]
+    scored = cli("eval", "g/uni", "--data", novel, "--split", "valid", "--json").json
+    assert member["learned"] == {"mean_steps": scored["mean_steps"]}
+    said = f"uni: mean steps {scored['mean_steps']:.2f}"
+    assert said in cli(*line).out.splitlines()
+    assert said in Path("g/report.html").read_text()
 
 
 def test_again_nothing_is_trained_scored_or_written(

@@ -144,6 +144,10 @@ def _remarks(found: "Comparison", where: Machine) -> list[str]:
     ]
     if found.contexts:
         remarks.append(f"RECL: tokens, r = {SHOWN_SHARE}, 95% interval; + where the contexts ended before the gain did")
+    for row in found.whole:
+        for what, value in row.score.get("learned", {}).items():
+            shown = f"{value:.2f}" if isinstance(value, float) else value
+            remarks.append(f"{row.name}: {what.replace('_', ' ')} {shown}")
     return [*remarks, *found.notes]
 
 

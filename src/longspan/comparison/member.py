@@ -129,4 +129,5 @@ def score(one: Opened, tokens: int) -> dict[str, Any]:
         "read": "window" if slides(model) else "stream",
         "segment": window,
         "memory": getattr(model.config, "memory", 0),
+        "learned": model.facts(),
     }

@@ -159,6 +159,17 @@ def test_operations_by_hand() -> None:
             assert counts[1] == pytest.approx(wanted, rel=0.002)  # biases and norms
 
 
+def test_a_slope_is_of_the_work_where_that_is_known() -> None:
+    """A device that works n^2 and waits a constant time for the processor."""
+    lengths = (8, 16, 32, 64)
+    works = [1e-3 * n**2 for n in lengths]
+    growth = families.Growth("", "", "", 2, lengths, [w + 10 for w in works], [None, *works[1:]])
+    assert growth.slope == pytest.approx(2)
+    growth.busy[-1] = None
+    assert growth.slope == pytest.approx(slope(lengths, growth.seconds))
+    assert growth.slope < 1
+
+
 def test_named_families_in_a_table(cli: Cli) -> None:
     result = cli(
         "bench", "families", "lstm", "transformer-xl", "--preset", "tiny", "--lengths", "16,8", "--device", "cpu"

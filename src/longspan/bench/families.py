@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from longspan.bench.peak import peak_bytes
-from longspan.bench.timing import Preset, dense_flops, learnt_attention_flops, seconds, timed
+from longspan.bench.timing import Preset, busy_seconds, dense_flops, learnt_attention_flops, seconds, timed
 from longspan.config import keys as keys_of
 from longspan.contract import LanguageModel
 from longspan.errors import LongspanError
 from longspan.models.families import build, family
 
 LONG_CALL = 1.0
-"""Seconds from which on a call is timed once; shorter ones are timed over and over."""
+"""Seconds from which on a call is timed once, and not looked into; shorter ones are timed over and over."""
 LAST = 3
 """The slope is of this many lengths, the longest."""
 
@@ -138,8 +138,9 @@ CASES = (
 
 @dataclass
 class Growth:
-    """What a family took at each length: None where it failed, with the reason in `failed`. Slopes are exponents of the
-    length over the longest texts: of the time, of the memory, and of the operations counted."""
+    """What a family took at each length: None where it failed, with the reason in `failed`. `busy` are the seconds that
+    a GPU worked, where that was looked into. Slopes are exponents of the length over the longest texts: of the time, of
+    the memory, and of the operations counted."""
 
     family: str
     read: str
@@ -147,13 +148,16 @@ class Growth:
     claim: float
     lengths: tuple[int, ...]
     seconds: list[float | None] = field(default_factory=list)
+    busy: list[float | None] = field(default_factory=list)
     bytes: list[int | None] = field(default_factory=list)
     operations: list[float | None] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
 
     @property
     def slope(self) -> float | None:
-        return slope(self.lengths, self.seconds)
+        """Of the work where it is known: on a short text a GPU waits for the processor as long as on a longer one."""
+        known = all(worked is not None for worked in self.busy[-LAST:])
+        return slope(self.lengths, self.busy if known else self.seconds)
 
     @property
     def memory_slope(self) -> float | None:
@@ -201,29 +205,31 @@ def _measured(
         read = f"segments of {preset.train[1]}" if case.streamed else "at once"
         growth = Growth(case.family, read, case.paper, case.claim, lengths)
         for length in lengths:
-            took: tuple[Any, ...] = (None, None, None)
+            took: tuple[Any, ...] = (None, None, None, None)
             try:
                 took = _take(case, preset, length, device, dtype)
             except Exception as error:  # whatever ends one family must not end the others
                 growth.failed[length] = _why(error)
             _clear(device)
-            growth.seconds.append(took[0])
-            growth.bytes.append(took[1])
-            growth.operations.append(took[2])
+            columns: tuple[list[Any], ...] = (growth.seconds, growth.busy, growth.bytes, growth.operations)
+            for column, value in zip(columns, took, strict=True):
+                column.append(value)
         yield growth
 
 
 def _take(
     case: Case, preset: Preset, length: int, device: torch.device, dtype: torch.dtype
-) -> tuple[float, int, float]:
+) -> tuple[float, float | None, int, float]:
     torch.manual_seed(0)
     model = build(case.family, case.model_values(preset, length)).to(device).train()
     step = Step(model, length, device, dtype)
     step()  # compiles what is compiled
     once: list[float] = []
     peak = peak_bytes(lambda: once.append(timed(step, 1, device)), device, model.parameters())
-    time = once[0] if once[0] >= LONG_CALL else seconds(step, device, least=0.1, rounds=3)
-    return time, peak, case.operations(model, length)
+    if once[0] >= LONG_CALL:
+        return once[0], None, peak, case.operations(model, length)
+    time = seconds(step, device, least=0.1, rounds=3)
+    return time, busy_seconds(step, device), peak, case.operations(model, length)
 
 
 class Step:

@@ -99,6 +99,16 @@ def timed(call: Callable[[], Any], repeat: int, device: torch.device) -> float:
     return (time.perf_counter() - began) / repeat
 
 
+def busy_seconds(call: Callable[[], Any], device: torch.device) -> float | None:
+    """What a GPU works for a call, its waits for the processor left out; None where there is none."""
+    if device.type != "cuda":
+        return None
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        wait(device)
+    return sum(event.self_device_time_total for event in profile.key_averages()) / 1e6
+
+
 def wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -111,17 +111,19 @@ def _print_growth(growth: "Growth", heading: bool) -> None:
     if heading:
         columns = "".join(f"{length:>10,}" for length in growth.lengths)
         print(f"{'tokens':34}{columns} {'slope':>7} {'by count':>8}  paper")
-    times = [None if value is None else 1e3 * value for value in growth.seconds]
+    times, worked = ([None if v is None else 1e3 * v for v in values] for values in (growth.seconds, growth.busy))
     sizes = [None if value is None else value / 2**20 for value in growth.bytes]
     name = f"{growth.family}, {growth.read}"
     print(f"{name:30} ms {_cells(times)} {_cell(growth.slope, 7)} {_cell(growth.by_count, 8)}  {growth.paper}")
+    if any(value is not None for value in worked):
+        print(f"{'of these the device worked':30} ms {_cells(worked, '')}")
     print(f"{'':29} MiB {_cells(sizes)} {_cell(growth.memory_slope, 7)}", flush=True)
     for length, why in growth.failed.items():
         print(f"{'':33} {length:,} tokens failed: {why}", flush=True)
 
 
-def _cells(values: "list[float | None]") -> str:
-    return "".join(f"{'failed':>10}" if value is None else f"{value:10,.1f}" for value in values)
+def _cells(values: "list[float | None]", missing: str = "failed") -> str:
+    return "".join(f"{missing:>10}" if value is None else f"{value:10,.1f}" for value in values)
 
 
 def _cell(value: float | None, width: int) -> str:

@@ -187,6 +187,12 @@ class LanguageModel(nn.Module, ABC):
         return True
 
     @property
+    def recordable(self) -> bool:
+        """Whether a training step is the same work whatever it reads, asks the device nothing and leaves nothing behind
+        but its state: then it can be recorded. A family says so when it has been tried."""
+        return False
+
+    @property
     def tokens_to_fill(self) -> int:
         """Tokens after which a state has the shapes of a full one."""
         return getattr(self.config, "memory", 0)

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from longspan.errors import ConfigError
 from longspan.training import run
 from longspan.training.loop import Observer, Trainer
-from longspan.training.recipe import Recipe
+from longspan.training.recipe import Recipe, build_recipe
 from tests.training.conftest import make_recipe, make_text
 from tests.training.test_resume import CONFIGURATIONS
 
@@ -51,3 +52,21 @@ def test_another_shape_is_another_recording() -> None:
     plain, _ = take(make_recipe(**changes), tokens)
     recorded, _ = take(make_recipe(**changes, training_record=True), tokens)
     np.testing.assert_allclose(recorded, plain, rtol=1e-5)
+
+
+def small(family: str, **training: Any) -> Recipe:
+    shape = {"family": family, "layers": 2, "width": 16, "segment": 8}
+    return build_recipe({"model": shape, "training": {"steps": 8, "batch": 4, "lr": 0.01, **training}}, family)
+
+
+@pytest.mark.parametrize("family", ["vanilla", "rotary"])
+def test_other_families_that_say_so(family: str) -> None:
+    plain, _ = take(small(family), 300)
+    recorded, trainer = take(small(family, record=True), 300)
+    np.testing.assert_allclose(recorded, plain, rtol=1e-5)
+    assert trainer.recording is not None
+
+
+def test_a_family_that_does_not_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a step of lstm cannot be recorded"):
+        take(small("lstm", record=True), 300)

@@ -24,6 +24,7 @@ class Remembering(LanguageModel):
     embedding: Any
     layers: nn.ModuleList
     final_norm: nn.Module
+    recordable = True
 
     def regularise(self, config: Any) -> None:
         """Make what keeps it from learning a small text by heart: dropout at both ends, penalties on the output."""

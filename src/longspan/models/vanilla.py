@@ -59,6 +59,7 @@ class VanillaLayer(TransformerLayer):
 
 class Vanilla(WithoutMemory):
     Config: ClassVar[type] = VanillaConfig
+    recordable = True
 
     def __init__(self, config: VanillaConfig) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ from torch import nn
 
 from longspan.contract import LanguageModel, State
 from longspan.data.lanes import Batch, Lanes
-from longspan.errors import DeviceError
+from longspan.errors import ConfigError, DeviceError
 from longspan.memory.recording import RecordedStep
 from longspan.shapes import Bool, Float, Int, Tensor
 from longspan.tokens import Tokenizer
@@ -120,6 +120,11 @@ class Trainer:
             lock_dropout(model)
         if self.config.checkpoint_activations:
             checkpoint_layers(model)
+        if self.config.record and not model.recordable:
+            raise ConfigError(
+                f"training.record=true, and a step of {recipe.family} cannot be recorded; leave it out, or take "
+                "transformer-xl, rotary or vanilla"
+            )
         self.optimizer = Optimizer(model, self.config)
         self.average = Average(model, self.config) if self.config.averaging != "none" else None
         self.guard = Guard(self.config.spike, device)

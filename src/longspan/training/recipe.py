@@ -105,6 +105,12 @@ class TrainingConfig:
             f"training.segment_jitter={self.segment_jitter} gives every step another length, and training.compile=true "
             "would compile each; turn one of them off",
         )
+        for name in ("segment_jitter", "checkpoint_activations"):
+            require(
+                not (self.record and getattr(self, name)),
+                f"training.record=true replays one step, which training.{name}={getattr(self, name)} does not allow; "
+                "turn one of them off",
+            )
         if self.average_patience:
             self._check_trigger()
         for name, least in (("batch", 1), ("segment", 1), ("memory", 0)):

@@ -8,7 +8,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 TRAINING_SECONDS = 95.0  # for the first model; the second takes the same steps, and fewer seconds
 HELD_OUT = 12_288
-MEMORY = 512
 OPENING = "The carriage had hardly stopped before the door was opened, and"
 
 
@@ -130,11 +129,11 @@ def _scores(out: Path, text: bytes, device: "torch.device") -> list[Row]:
     from longspan.text_model import load
 
     ids = np.frombuffer(text, np.uint8)
-    xl = load(out / "transformer-xl", device=device, memory=MEMORY, same_length=True)
+    xl = load(out / "transformer-xl", device=device, **_far_memory())
     vanilla = load(out / "vanilla", device=device)
     window = vanilla.config.segment
     ways = [
-        (f"Transformer-XL, memory {MEMORY}", xl, stream_losses(xl.model, ids, segment=128)),
+        (f"Transformer-XL, memory {xl.config.memory}", xl, stream_losses(xl.model, ids, segment=128)),
         (f"vanilla, sliding window {window}", vanilla, sliding_losses(vanilla.model, ids, segment=window)),
     ]
     rows = []
@@ -169,7 +168,15 @@ def _write(run_folder: Path, device: "torch.device") -> None:
 
     prompt = "def "
     print(f"What it writes after {prompt!r}:\n")
-    _continue(load(run_folder, device=device, memory=MEMORY, same_length=True), prompt, 400)
+    _continue(load(run_folder, device=device, **_far_memory()), prompt, 400)
+
+
+def _far_memory() -> dict[str, Any]:
+    """How the recipe would have its model read: a memory far longer than in training."""
+    from longspan.training.recipe import load_recipe
+
+    chosen = load_recipe("demo").evaluation
+    return {"memory": chosen.memory, "same_length": chosen.same_length, "clamp": chosen.clamp}
 
 
 def _continue(model: "TextModel", prompt: str, count: int) -> None:

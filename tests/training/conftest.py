@@ -12,7 +12,7 @@ import torch
 from longspan.data import Encoded
 from longspan.tokens import ByteTokenizer
 from longspan.training import run
-from longspan.training.loop import Observer
+from longspan.training.observer import Observer
 from longspan.training.observers.checkpoints import Checkpoints
 from longspan.training.observers.metrics import Metrics, read_lines
 from longspan.training.recipe import Recipe, build_recipe

@@ -10,7 +10,8 @@ from torch import nn
 from longspan.checkpoints.model_folder import load_model
 from longspan.evaluation.likelihood import stream_losses
 from longspan.training.averaging import Average
-from longspan.training.loop import Observer, Trainer, Validation
+from longspan.training.loop import Trainer
+from longspan.training.observer import Observer, Validation
 from longspan.training.observers.validation import Validate
 from longspan.training.recipe import TrainingConfig
 from tests.training.conftest import make_recipe, make_text, train

@@ -9,7 +9,8 @@ import pytest
 from longspan.checkpoints import store
 from longspan.errors import LongspanError
 from longspan.training import run
-from longspan.training.loop import Observer, Trainer
+from longspan.training.loop import Trainer
+from longspan.training.observer import Observer
 from longspan.training.observers.checkpoints import Checkpoints
 from longspan.training.observers.metrics import Metrics
 from tests.training.conftest import content, losses, make_recipe, make_text, train

@@ -17,12 +17,14 @@ from longspan.errors import DeviceError, TrainingError
 from longspan.training import run, snapshot
 from longspan.training.dropout import LockedDropout, Objective
 from longspan.training.dry_run import dry_run
-from longspan.training.loop import Observer, Order, Trainer
+from longspan.training.loop import Trainer
+from longspan.training.observer import Observer
 from longspan.training.observers.early_stop import EarlyStop
 from longspan.training.observers.metrics import cut_after
 from longspan.training.observers.tensorboard import TensorBoard
 from longspan.training.observers.validation import Validate, sample
 from longspan.training.recipe import build_recipe
+from longspan.training.step import Order
 from tests.training.conftest import losses, make_recipe, make_text, train
 
 CPU = torch.device("cpu")
@@ -70,7 +72,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch() -> None:
         tokens = torch.from_numpy(np.random.default_rng(0).integers(0, 64, (4, 9)))
         order, states = Order(tokens[:, :-1], tokens[:, 1:], None, 0.0, 1.0), [trainer.empty_state(4 // parts)] * parts
         for _ in range(2):
-            _, states = trainer.accumulate(trainer.objective, states, order)
+            _, states = trainer.work.accumulate(trainer.objective, states, order)
         gradients.append(torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]))
     torch.testing.assert_close(gradients[1], gradients[0], atol=1e-6, rtol=1e-4)
     torch.testing.assert_close(gradients[2], gradients[0], atol=1e-6, rtol=1e-4)

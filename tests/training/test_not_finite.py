@@ -14,7 +14,8 @@ from longspan.checkpoints.weights import parse_weights
 from longspan.training import run
 from longspan.training.guard import PATIENCE, SETTLED, Guard
 from longspan.training.ledger import NotFiniteError
-from longspan.training.loop import Observer, Trainer
+from longspan.training.loop import Trainer
+from longspan.training.observer import Observer
 from tests.training.conftest import content, losses, make_recipe, make_text, train
 
 TORTURE = bool(os.environ.get("LONGSPAN_TORTURE"))

@@ -9,7 +9,8 @@ import torch
 
 from longspan.errors import ConfigError
 from longspan.training import run
-from longspan.training.loop import Observer, Trainer, Validation
+from longspan.training.loop import Trainer
+from longspan.training.observer import Observer, Validation
 from longspan.training.observers.average_trigger import AverageTrigger
 from longspan.training.recipe import Recipe, TrainingConfig, build_recipe
 from tests.training.conftest import content, losses, make_text, train

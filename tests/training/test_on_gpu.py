@@ -13,7 +13,8 @@ from longspan.kernels.relative_attention import forced
 from longspan.tokens import ByteTokenizer
 from longspan.training import run, snapshot
 from longspan.training.ledger import WINDOW, NotFiniteError, Row
-from longspan.training.loop import Observer, Trainer
+from longspan.training.loop import Trainer
+from longspan.training.observer import Observer
 from longspan.training.recipe import Recipe, build_recipe
 
 pytestmark = pytest.mark.gpu

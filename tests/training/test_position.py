@@ -10,7 +10,8 @@ import pytest
 
 from longspan.data import Lanes
 from longspan.errors import DataError
-from longspan.training.loop import Observer, Trainer
+from longspan.training.loop import Trainer
+from longspan.training.observer import Observer
 from tests.training.conftest import make_recipe, make_text, train
 
 TORTURE = bool(os.environ.get("LONGSPAN_TORTURE"))

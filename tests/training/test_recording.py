@@ -8,7 +8,8 @@ import torch
 
 from longspan.errors import ConfigError
 from longspan.training import run
-from longspan.training.loop import Observer, Trainer
+from longspan.training.loop import Trainer
+from longspan.training.observer import Observer
 from longspan.training.recipe import Recipe, build_recipe
 from tests.training.conftest import make_recipe, make_text
 from tests.training.test_resume import CONFIGURATIONS

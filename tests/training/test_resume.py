@@ -10,7 +10,8 @@ import pytest
 
 from longspan.checkpoints.store import CheckpointWarning
 from longspan.errors import CheckpointError, ConfigError, DataError
-from longspan.training.loop import Observer, Trainer
+from longspan.training.loop import Trainer
+from longspan.training.observer import Observer
 from tests.training.conftest import content, losses, make_recipe, make_text, train
 
 TORTURE = bool(os.environ.get("LONGSPAN_TORTURE"))

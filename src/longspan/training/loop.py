@@ -2,98 +2,32 @@
 
 import contextlib
 import dataclasses
-import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from longspan.contract import LanguageModel, State
 from longspan.data.lanes import Batch, Lanes
-from longspan.errors import ConfigError, DeviceError
+from longspan.errors import ConfigError
 from longspan.memory.recording import RecordedStep
-from longspan.shapes import Bool, Float, Int, Tensor
+from longspan.shapes import Float, Tensor
 from longspan.tokens import Tokenizer
 from longspan.training.averaging import Average
 from longspan.training.dropout import Objective, checkpoint_layers, lock_dropout
-from longspan.training.guard import Guard
 from longspan.training.ledger import Broken, Entry, Ledger, NotFiniteError, Row
-from longspan.training.optimizers import Optimizer
+from longspan.training.observer import Observer, Validation
 from longspan.training.recipe import Recipe
 from longspan.training.schedules import lr_factor, progress, segment_at, value_at
-
-
-@dataclass(frozen=True)
-class Validation:
-    """What the model scored on held-out text after `step` steps."""
-
-    step: int
-    tokens: int
-    nats: float
-
-    @property
-    def bits(self) -> float:
-        return self.nats / math.log(2)
-
-
-class Order(NamedTuple):
-    """What the processor hands to the device for a step; `progress` and `factor`, of the learning rate, are tensors
-    where a step is compiled or recorded, since that is done anew for every float."""
-
-    tokens: Int[Tensor, "B T"]
-    targets: Int[Tensor, "B T"]
-    starts: Bool[Tensor, "B T"] | None
-    progress: float | Float[Tensor, ""]
-    factor: float | Float[Tensor, ""]
-
-    def split(self, parts: int) -> list["Order"]:
-        """Some rows each."""
-        rows = self.tokens.shape[0] // parts
-        starts = [None] * parts if self.starts is None else self.starts.split(rows)
-        both = zip(self.tokens.split(rows), self.targets.split(rows), starts, strict=True)
-        return [Order(*some, self.progress, self.factor) for some in both]
-
-
-class Observer:
-    """Watches a run. Called in the order of the list: `after_step` once a step, `row` when its figures have come."""
-
-    def rehearse(self, trainer: "Trainer") -> None:
-        """Before anything is written: what it will do later is tried here, so that it fails now if at all."""
-
-    def begin(self, trainer: "Trainer") -> None:
-        """Before the first step of this process."""
-
-    def row(self, trainer: "Trainer", row: Row) -> None:
-        """The figures of a step, in order, some steps late where the device runs ahead."""
-
-    def after_step(self, trainer: "Trainer") -> None:
-        """The weights are those after `trainer.step` steps."""
-
-    def validated(self, trainer: "Trainer", validation: Validation) -> None:
-        """Held-out text was scored."""
-
-    def settle(self) -> None:
-        """A checkpoint is about to be made: what belongs to the steps before it must be on the disk."""
-
-    def end(self, trainer: "Trainer") -> None:
-        """The loop is over, well or not."""
-
-    def facts(self) -> dict[str, Any]:
-        """What it must know after a resume, in plain values."""
-        return {}
-
-    def restore(self, facts: dict[str, Any]) -> None:
-        """Take back what `facts` gave."""
+from longspan.training.step import Order, Step, choose_precision, known_whole, shapes, since_start
 
 
 class Trainer:
@@ -114,8 +48,8 @@ class Trainer:
     ) -> None:
         self.recipe, self.config, self.tokenizer, self.lanes = recipe, recipe.training, tokenizer, lanes
         self.device, self.observers = device, list(observers)
-        self.precision = choose_precision(self.config.precision, device)
-        self.model = model.to(device, torch.float64 if self.precision == torch.float64 else None).train()
+        wide = choose_precision(self.config.precision, device) == torch.float64
+        self.model = model.to(device, torch.float64 if wide else None).train()
         if self.config.locked_dropout:
             lock_dropout(model)
         if self.config.checkpoint_activations:
@@ -125,9 +59,9 @@ class Trainer:
                 f"training.record=true, and a step of {recipe.family} cannot be recorded; leave it out, or take "
                 "transformer-xl, rotary or vanilla"
             )
-        self.optimizer = Optimizer(model, self.config)
+        self.work = Step(model, self.config, device)
+        self.optimizer, self.guard, self.autocast = self.work.optimizer, self.work.guard, self.work.autocast
         self.average = Average(model, self.config) if self.config.averaging != "none" else None
-        self.guard = Guard(self.config.spike, device)
         self.objective: nn.Module = Objective(model, self.config)
         wanted = device.type == "cuda" if self.config.compile is None else self.config.compile
         # Segments of random length would each be compiled anew.
@@ -238,32 +172,7 @@ class Trainer:
         self.states = [known_whole(*pair) for pair in zip(states, mine, strict=True)] if self.fills else states
         return figures
 
-    def work(
-        self, objective: Callable[..., Any], states: list[State], *given: Any
-    ) -> tuple[Float[Tensor, "4"], list[State]]:
-        """All that the device does in a step; figures as the ledger wants them, and the memories after it."""
-        order = Order(*given)
-        loss, states = self.accumulate(objective, states, order)
-        norm = self._clip()
-        skip = self.guard.judge(loss, norm)
-        self.optimizer.step(order.factor, skip)
-        self.optimizer.zero_grad()
-        return torch.stack([loss, norm, skip, self.guard.broken.to(loss.dtype)]), states
-
-    def accumulate(
-        self, objective: Callable[..., Any], states: list[State], order: "Order"
-    ) -> tuple[Float[Tensor, ""], list[State]]:
-        """Gradients of the mean loss over a batch, some rows at a time."""
-        total, after = torch.zeros((), device=self.device), []
-        for part, state in zip(order.split(len(states)), states, strict=True):
-            with self.autocast():
-                loss, left = objective(part.tokens, part.targets, state, part.progress, part.starts)
-            after.append(left)
-            (loss / len(states)).backward()
-            total = total + loss.detach().float() / len(states)
-        return total, after
-
-    def _recorded(self, order: "Order") -> RecordedStep:
+    def _recorded(self, order: Order) -> RecordedStep:
         """The recording of steps like this one; there is one at a time, since it holds all that a step needs."""
         key = (order.tokens.shape, order.starts is None, self.model.config)
         if self.recording is None or self.recording[0] != key:
@@ -271,23 +180,12 @@ class Trainer:
             self.recording = key, RecordedStep(partial(self.work, self.fast_objective))
         return self.recording[1]
 
-    def _clip(self) -> Float[Tensor, ""]:
-        """The norm of the whole gradient, which is then at most `clip` long."""
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
-        limit = self.config.clip or math.inf
-        return nn.utils.clip_grad_norm_(parameters, limit, foreach=True).float()
-
     def _send(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(array))
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
     def _scalar(self, value: float) -> Float[Tensor, ""]:
         return torch.full((), value, device=self.device)
-
-    def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.precision == torch.bfloat16:
-            return torch.autocast(self.device.type, torch.bfloat16)
-        return contextlib.nullcontext()
 
     def empty_state(self, rows: int) -> State:
         """Nothing read yet, in the shapes of a full memory: one compiled graph then serves every step.
@@ -379,30 +277,3 @@ class Trainer:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def since_start(unbroken: NDArray[np.int64], starts: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Tokens of every row since a document began in it, once a segment with these beginnings has been read."""
-    tail = starts[:, ::-1].argmax(1) + 1
-    return np.where(starts.any(1), tail, unbroken + starts.shape[1])
-
-
-def known_whole(state: State, unbroken: NDArray[np.int64]) -> State:
-    """The state, which says whether so many tokens fill all that it holds."""
-    held = max(tensor.shape[-2] for part in state.parts.values() for tensor in part)
-    return replace(state, whole=bool((unbroken >= held).all()))
-
-
-def shapes(state: State) -> list[torch.Size]:
-    return [tensor.shape for tensor in state.tensors().values()]
-
-
-def choose_precision(name: str, device: torch.device) -> torch.dtype:
-    """float32, or bfloat16 products with float32 weights where the device has them."""
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    if name == "bfloat16" and device.type == "cpu":
-        raise DeviceError(
-            "training.precision='bfloat16' is hundreds of times slower on a CPU than float32; leave it at 'auto'"
-        )
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}[name]

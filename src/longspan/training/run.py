@@ -24,7 +24,8 @@ from longspan.models.families import create
 from longspan.training import snapshot
 from longspan.training.environment import describe
 from longspan.training.ledger import NotFiniteError
-from longspan.training.loop import Observer, Trainer
+from longspan.training.loop import Trainer
+from longspan.training.observer import Observer
 from longspan.training.observers.average_trigger import AverageTrigger
 from longspan.training.observers.checkpoints import Checkpoints
 from longspan.training.observers.early_stop import EarlyStop

@@ -17,7 +17,8 @@ from longspan.checkpoints.weights import fill, parse_weights, weights_of
 from longspan.contract import State
 from longspan.errors import CheckpointError
 from longspan.shapes import Tensor
-from longspan.training.loop import Trainer, known_whole
+from longspan.training.loop import Trainer
+from longspan.training.step import known_whole
 
 FORMAT = 1
 TENSORS, FACTS, RECIPE = "training.safetensors", "training.json", "recipe.toml"

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from longspan.training.loop import Observer, Trainer, Validation
+from longspan.training.loop import Trainer
+from longspan.training.observer import Observer, Validation
 
 
 class AverageTrigger(Observer):

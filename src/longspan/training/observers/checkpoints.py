@@ -9,7 +9,8 @@ from longspan.checkpoints import store
 from longspan.checkpoints.model_folder import save_model
 from longspan.errors import CheckpointError
 from longspan.training import snapshot
-from longspan.training.loop import Observer, Trainer, Validation
+from longspan.training.loop import Trainer
+from longspan.training.observer import Observer, Validation
 
 
 class Checkpoints(Observer):

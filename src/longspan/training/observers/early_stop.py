@@ -3,7 +3,8 @@
 import math
 from typing import Any
 
-from longspan.training.loop import Observer, Trainer, Validation
+from longspan.training.loop import Trainer
+from longspan.training.observer import Observer, Validation
 
 
 class EarlyStop(Observer):

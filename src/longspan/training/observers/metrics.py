@@ -11,7 +11,8 @@ from typing import IO, Any
 from longspan.checkpoints.store import write_file
 from longspan.errors import TrainingError
 from longspan.training.ledger import Row
-from longspan.training.loop import Observer, Trainer, Validation
+from longspan.training.loop import Trainer
+from longspan.training.observer import Observer, Validation
 
 
 class Metrics(Observer):

@@ -5,7 +5,8 @@ import time
 from typing import Any
 
 from longspan.training.ledger import Row
-from longspan.training.loop import Observer, Trainer, Validation
+from longspan.training.loop import Trainer
+from longspan.training.observer import Observer, Validation
 
 PLAIN_SECONDS = 10.0
 

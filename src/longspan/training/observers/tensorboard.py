@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from longspan.training.ledger import Row
-from longspan.training.loop import Observer, Trainer, Validation
+from longspan.training.loop import Trainer
+from longspan.training.observer import Observer, Validation
 from longspan.training.observers.metrics import told
 
 

@@ -6,7 +6,8 @@ from numpy.typing import NDArray
 from longspan.data.encoded import Encoded
 from longspan.evaluation.likelihood import Tally, stream_losses
 from longspan.tokens import Ids
-from longspan.training.loop import Observer, Trainer, Validation
+from longspan.training.loop import Trainer
+from longspan.training.observer import Observer, Validation
 
 PIECES = 16
 

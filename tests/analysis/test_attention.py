@@ -20,7 +20,9 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "clamp": ("transformer-xl", {"memory": 20, "clamp": 5}),
     "shaw": ("transformer-xl", {"memory": 20, "position": "shaw", "max_distance": 9}),
     "per layer": ("transformer-xl", {"memory": 20, "shared_biases": False, "norm": "pre"}),
+    "convolution": ("transformer-xl", {"memory": 20, "convolution": 3}),
     "vanilla": ("vanilla", {}),
+    "vanilla convolution": ("vanilla", {"convolution": 3}),
     "vanilla learned": ("vanilla", {"position": "learned"}),
     "vanilla shaw": ("vanilla", {"position": "shaw"}),
 }
@@ -87,7 +89,7 @@ def test_means_do_not_depend_on_the_blocks(form: str, ids: np.ndarray, monkeypat
     monkeypatch.setattr(under_test, "_SCORES_AT_ONCE", 100)
     pieces = attention_by_distance(net, ids)
     np.testing.assert_allclose(pieces.attention, whole.attention, atol=1e-7)
-    four = form in ("memory", "same length", "clamp", "per layer")
+    four = form in ("memory", "same length", "clamp", "per layer", "convolution")
     assert set(whole.terms) == (set("abcd") if four else set())
     for kind, found in whole.terms.items():
         np.testing.assert_allclose(pieces.terms[kind], found, atol=1e-7)

@@ -24,7 +24,13 @@ WITH_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "shaw": ("transformer-xl", {"memory": 40, "position": "shaw"}),
     "shaw-near": ("transformer-xl", {"memory": 7, "same_length": True, "position": "shaw", "max_distance": 3}),
     "regularised": ("transformer-xl", {"memory": 40, "embedding_dropout": 0.2, "projection_dropout": 0.2, "tar": 0.3}),
+    "convolution": ("transformer-xl", {"memory": 40, "convolution": 3}),
+    "convolution-same-length": (
+        "transformer-xl",
+        {"memory": 6, "same_length": True, "convolution": 3, "norm": "pre", "embedding_width": 12},
+    ),
     "rotary": ("rotary", {"memory": 40, "head_width": 6}),
+    "rotary-convolution": ("rotary", {"memory": 40, "convolution": 2}),
     "rotary-same-length": ("rotary", {"memory": 6, "same_length": True, "activation": "squared-relu"}),
     "lstm": ("lstm", {}),
     "lstm-adaptive": ("lstm", {"layers": 1, "cutoffs": [7, 15], "div_val": 2, "tie_projections": True}),
@@ -54,6 +60,8 @@ WITHOUT_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "reformer": ("reformer", {"chunk": 4, "rounds": 2}),
     "reformer-factored": ("reformer", {"chunk": 3, "rounds": 3, "buckets": 128, "pieces": 3, "segment": 16}),
     "memory-0": ("transformer-xl", {"memory": 0}),
+    "convolution-memory-0": ("transformer-xl", {"memory": 0, "convolution": 3}),
+    "vanilla-convolution": ("vanilla", {"position": "shaw", "max_distance": 5, "convolution": 3}),
     "rotary-memory-0": ("rotary", {}),
     "sparse-strided": ("sparse", {"stride": 5, "segment": 40}),
     "sparse-fixed": ("sparse", {"pattern": "fixed", "stride": 6, "summary": 2, "factorised": "layers", "segment": 40}),
@@ -65,6 +73,8 @@ LEARNED_40 = {"learned", "al-rfou", "sparse-strided", "sparse-fixed", "bigbird"}
 """Those that know 40 places and refuse more."""
 # Their training loss is more than the mean; tests of their own say what.
 MORE_THAN_THE_MEAN = {"al-rfou"}
+SLOW = {"convolution-same-length", "convolution-memory-0", "vanilla-convolution"}
+"""Of the two first families, those that `make check` leaves to `make test`."""
 CUT_ANYWHERE = WITH_MEMORY | WITHOUT_MEMORY
 ALL = CUT_ANYWHERE | MINDS_CUTS
 
@@ -72,10 +82,11 @@ MakeModel = Callable[..., LanguageModel]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`make check` holds the two first families to the law, `make test` all."""
+    """`make check` holds the two first families to the law, in most of their forms; `make test` all."""
     for item in items:
         name = getattr(item, "callspec", None) and item.callspec.params.get("name")  # type: ignore[attr-defined]
-        if isinstance(name, str) and name in ALL and ALL[name][0] not in ("transformer-xl", "vanilla"):
+        known = isinstance(name, str) and name in ALL
+        if known and (name in SLOW or ALL[name][0] not in ("transformer-xl", "vanilla")):
             item.add_marker(pytest.mark.slow)
 
 

@@ -229,8 +229,9 @@ def test_a_decoder_steps_as_the_model_reads(make: MakeModel, name: str, split: i
         torch.testing.assert_close(loss, whole[:, place], rtol=0, atol=1e-10)
 
 
-def test_a_decoder_takes_rows_of_unequal_age(make: MakeModel) -> None:
-    model = make("plain")
+@pytest.mark.parametrize("name", ["plain", "convolution"])
+def test_a_decoder_takes_rows_of_unequal_age(make: MakeModel, name: str) -> None:
+    model = make(name)
     tokens, targets = stream(2, 30)
     _, state = losses_cut(model, tokens[:, :12], targets[:, :12], [], model.initial_state(2))
     state = state.reset(torch.tensor([True, False]))
@@ -241,9 +242,10 @@ def test_a_decoder_takes_rows_of_unequal_age(make: MakeModel) -> None:
         torch.testing.assert_close(loss, expected[:, place - 12], rtol=0, atol=1e-10)
 
 
-def test_a_ring_turns_many_times_over(make: MakeModel) -> None:
+@pytest.mark.parametrize("name", ["same-length", "convolution-same-length"])
+def test_a_ring_turns_many_times_over(make: MakeModel, name: str) -> None:
     """Forty steps on a ring of six slots still see the last six positions and nothing else."""
-    model = make("same-length")
+    model = make(name)
     tokens, targets = stream(1, 46)
     whole, _ = losses_cut(model, tokens, targets, [], model.initial_state(1))
     decoder = model.decoder()
@@ -267,6 +269,18 @@ def test_a_state_of_another_model_is_refused(make: MakeModel) -> None:
         make("plain").losses(*stream(2, 4), make("sinusoid").initial_state(2))
 
 
+def test_a_state_of_another_convolution_is_refused(make: MakeModel) -> None:
+    with_tails, without = make("convolution"), make("plain")
+    with pytest.raises(StateError, match=r"and 'tails' for its model\.convolution=3"):
+        with_tails.losses(*stream(2, 4), without.initial_state(2))
+    with pytest.raises(StateError, match="and 'tails'"):
+        with_tails.decoder(without.initial_state(2))
+    with pytest.raises(StateError, match=r"holds \['keys', 'tails', 'values'\]"):
+        without.losses(*stream(2, 4), with_tails.initial_state(2))
+    with pytest.raises(StateError, match=r"of a model\.convolution=3 and this model has 2"):
+        make("convolution", convolution=2).losses(*stream(2, 4), with_tails.initial_state(2))
+
+
 def test_a_state_of_another_format_is_refused(make: MakeModel) -> None:
     with pytest.raises(StateError, match="format"):
         State.from_tensors(make("plain").initial_state(1).tensors(), version=99)
@@ -274,10 +288,12 @@ def test_a_state_of_another_format_is_refused(make: MakeModel) -> None:
 
 @pytest.mark.parametrize("segment", [1, 3, 8])
 @pytest.mark.parametrize("same_length", [True, False])
-@pytest.mark.parametrize("memory", [1, 5, 8, 11])
-def test_reach_is_how_far_a_change_is_felt(make: MakeModel, memory: int, same_length: bool, segment: int) -> None:
+@pytest.mark.parametrize(("memory", "taps"), [(1, 0), (5, 0), (8, 0), (11, 0), (3, 3), (11, 2)])
+def test_reach_is_how_far_a_change_is_felt(
+    make: MakeModel, memory: int, taps: int, same_length: bool, segment: int
+) -> None:
     """Change one token of a long stream: the last segment's losses move if and only if it lies within reach."""
-    model = make("plain", memory=memory, same_length=same_length, segment=segment)
+    model = make("plain", memory=memory, same_length=same_length, segment=segment, convolution=taps)
     count = (model.reach // segment + 3) * segment
     tokens, targets = stream(1, count)
     cuts = list(range(segment, count, segment))
@@ -291,8 +307,9 @@ def test_reach_is_how_far_a_change_is_felt(make: MakeModel, memory: int, same_le
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_state_of_a_longer_memory_is_cut_to_the_last_positions(make: MakeModel, form: str) -> None:
-    long, short = make("plain"), make("plain", memory=4)
+@pytest.mark.parametrize("name", ["plain", "convolution"])
+def test_a_state_of_a_longer_memory_is_cut_to_the_last_positions(make: MakeModel, name: str, form: str) -> None:
+    long, short = make(name), make(name, memory=4)
     tokens, targets = stream(2, 30)
     _, state = losses_cut(long, tokens[:, :20], targets[:, :20], [], begin(long, 2, form))
     last = {name: tuple(t[..., -4:, :] for t in part) for name, part in state.parts.items()}

@@ -1,5 +1,6 @@
 """A one-token step against the model's own layers: the kernels in Triton's interpreter here, recorded on CUDA."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from longspan.contract import StreamDecoder
 from longspan.generation.sampling import Sampling
 from longspan.generation.session import Session
 from longspan.kernels import one_token
+from longspan.memory import recorded
 from longspan.memory.recorded import RecordedDecoder, can_record
 from longspan.models.families import build
 
@@ -22,6 +24,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "rms": {"memory": 12, "norm": "pre", "norm_type": "rms", "biases": False, "activation": "gelu"},
     "shaw": {"memory": 12, "position": "shaw", "final_norm": True},
     "adaptive": {"memory": 12, "cutoffs": [7], "div_val": 2},
+    "convolution": {"memory": 12, "convolution": 3, "norm_type": "rms"},
+    "convolution-pre": {"memory": 5, "same_length": True, "convolution": 2, "norm": "pre", "activation": "gelu"},
 }
 
 
@@ -73,6 +77,23 @@ def test_parts_of_a_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one_token, "SLOTS", 16)
     assert one_token.split_count(1, 41) > 1
     assert walk("plain", 1, "cpu", torch.float32, Unrecorded) < 1e-5
+
+
+class Replayed:
+    """A recording for a machine that has none: what it was told is done when it is replayed."""
+
+    def __init__(self, work: Callable[[], Any], generator: torch.Generator | None = None) -> None:
+        del generator
+        self.replay = work
+
+
+@interpreted
+@pytest.mark.slow
+def test_what_is_tried_before_a_recording_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The token of the first step is taken in once, by the tails too."""
+    monkeypatch.setattr(recorded, "run_aside", lambda work: work())
+    monkeypatch.setattr(recorded, "record", Replayed)
+    assert walk("convolution", 1, "cpu", torch.float32, RecordedDecoder) < 1e-5
 
 
 @pytest.mark.gpu

@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from longspan.config import keys
 from longspan.contract import State
 from longspan.errors import ConfigError, UnknownNameError
 from longspan.models.families import FAMILIES, build, name_of
+from longspan.training.optimizers import hidden_matrices
 
 SMALL = {"vocabulary": 11, "layers": 2, "width": 8, "heads": 2, "segment": 4, "memory": 6}
 
@@ -91,9 +93,57 @@ def test_shared_biases_are_one_pair_and_own_ones_a_pair_per_layer() -> None:
     assert (count(shared), count(own)) == (2 * 8, 2 * 2 * 8)
 
 
+@torch.no_grad()
+def test_a_convolution_mixes_what_every_layer_reads_and_remembers() -> None:
+    """Over three segments, written out as one conv1d over the stream in front of each layer."""
+    model = build("transformer-xl", SMALL | {"memory": 12, "convolution": 3}).double().eval()
+    for parameter in model.parameters():
+        parameter.normal_(0, 0.3)
+    tokens, state, pieces = torch.randint(11, (2, 12)), model.initial_state(2, projected=False), []
+    for piece in tokens.split(4, dim=1):
+        hidden, state = model.hidden_states(piece, state)
+        pieces.append(hidden)
+    found = [torch.cat(parts, dim=1) for parts in zip(*pieces, strict=True)]
+    h = model.embedding(tokens)
+    for n, layer in enumerate(model.layers):
+        taps = torch.cat([model.convolutions[n].weight.flip(0), torch.ones(1, 8)])  # the input itself counts once
+        mixed = F.conv1d(F.pad(h.transpose(1, 2), (3, 0)), taps.t()[:, None], groups=8).transpose(1, 2)
+        torch.testing.assert_close(found[n], mixed, rtol=0, atol=1e-12)
+        torch.testing.assert_close(state.parts["hidden"][n], mixed, rtol=0, atol=1e-12)
+        torch.testing.assert_close(state.parts["tails"][n], h[:, -3:], rtol=0, atol=1e-12)
+        h = layer(mixed, *layer.keys_values(mixed), model.positions(12)(layer), None, None)
+    torch.testing.assert_close(found[-1], h, rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_a_decoder_begins_right_after_a_document_has() -> None:
+    """Its tails hold nothing of the document before, though the last tokens read were that one's."""
+    model = build("transformer-xl", SMALL | {"memory": 6, "convolution": 3}).double().eval()
+    for parameter in model.parameters():
+        parameter.normal_(0, 0.3)
+    tokens, starts = torch.randint(11, (2, 8)), torch.zeros(2, 5, dtype=torch.bool)
+    starts[:, 4] = True
+    _, state = model.hidden_states(tokens[:, :5], starts=starts)
+    alone, _ = model(tokens[:, 4:])
+    decoder = model.decoder(state)
+    for place in range(5, 8):
+        torch.testing.assert_close(decoder.step(tokens[:, place]), alone[:, place - 4], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("family", ["transformer-xl", "rotary", "vanilla"])
+def test_a_convolution_costs_a_number_per_tap_unit_and_layer(family: str) -> None:
+    values = {key: value for key, value in SMALL.items() if key in keys(FAMILIES[family].Config)}
+    plain, mixed = (build(family, values | {"convolution": taps}) for taps in (0, 3))
+    assert mixed.parameter_count - plain.parameter_count == 2 * 3 * 8
+    assert mixed.state_size - plain.state_size == (2 * 3 * 8 if mixed.has_memory else 0)
+    assert hidden_matrices(mixed) == hidden_matrices(plain)
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
+        ({"convolution": 7}, "memory=6 is shorter than the 7 positions model.convolution takes in; use 7 or more"),
+        ({"convolution": -1}, "convolution=-1 must not be negative"),
         ({"width": 17}, "width=17 is not divisible by heads=2; try 16 or 18"),
         ({"memory": 0, "same_length": True}, "leaves it none"),
         ({"memory": -1}, "must not be negative"),

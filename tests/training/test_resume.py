@@ -37,6 +37,11 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "segments of random length": {"training_segment_jitter": 3.0, "training_accumulate": 2, "tokens": 120},
     "no memory": {"model_memory": 0, "tokens": 120},
     "recorded": {"training_record": True, "tokens": 120},
+    "a convolution, at first without memory": {
+        "model_convolution": 3,
+        "training_memory": [[0, 0], [2, 4], [5, 12]],
+        "tokens": 120,
+    },
 }
 
 

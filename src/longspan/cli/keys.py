@@ -41,6 +41,8 @@ MODEL_KEYS = {
     "chunk": "keys of its bucket a query sees in a round, at most (reformer)",
     "buckets": "of a round of hashing, a power of two; 2 x segment / chunk unless given (reformer)",
     "pieces": "the feed-forward layer takes a segment in this many (reformer)",
+    "convolution": "earlier positions each layer's input takes in, unit by unit; 0 is off (transformer-xl, rotary, "
+    "vanilla)",
     "norm": "post (as published) | pre; a reformer has pre alone",
     "norm_type": "layer | rms",
     "final_norm": "a norm after the last layer",

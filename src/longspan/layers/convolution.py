@@ -4,7 +4,37 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from longspan.shapes import Float, Int, Tensor
+from longspan.shapes import Bool, Float, Int, Tensor
+
+
+class ShortConvolution(nn.Module):
+    """h'_t = h_t + sum_{j=1..N} c_j * h_{t-j}: every unit takes in its own values at the N positions before.
+
+    Depthwise, as in Primer (So et al. 2021), and before attention, as a Canon layer (Allen-Zhu 2025):
+    docs/transformer_xl.md#a-short-convolution
+    """
+
+    def __init__(self, taps: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(taps, width))  # row j - 1 is c_j
+
+    def forward(
+        self,
+        h: Float[Tensor, "B T E"],
+        before: Float[Tensor, "B N E"] | None = None,
+        seen: Bool[Tensor, "B T N"] | None = None,
+    ) -> Float[Tensor, "B T E"]:
+        """`before` are the N inputs before the segment, zeros where there is none; `seen[b, t, j - 1]` says whether
+        position t of row b may take in the one j places back, all of them where it is left out."""
+        (N, _), T = self.weight.shape, h.shape[1]
+        line = F.pad(h, (0, 0, N, 0)) if before is None else torch.cat([before.to(h.dtype), h], dim=1)
+        mixed = h
+        for j, tap in enumerate(self.weight.to(h.dtype), start=1):
+            earlier = line[:, N - j : N - j + T]
+            if seen is not None:
+                earlier = earlier.masked_fill(~seen[..., j - 1, None], 0.0)
+            mixed = mixed + tap * earlier
+        return mixed
 
 
 class CausalSeparableConvolution(nn.Module):

@@ -10,7 +10,7 @@ from longspan.layers.embedding import AdaptiveEmbedding
 # Beyond any model; what lies further would fail deep inside torch, or fill the machine before it does.
 LARGEST = {"layers": 4096, "steps": 4096}
 LARGEST |= dict.fromkeys(("width", "heads", "head_width", "inner", "embedding_width"), 2**20)
-LARGEST |= {"vocabulary": 2**24, "div_val": 2**20}
+LARGEST |= {"vocabulary": 2**24, "div_val": 2**20, "convolution": 2**10}
 LARGEST |= dict.fromkeys(
     ("segment", "memory", "clamp", "max_distance", "compressed", "rate", "span", "ramp"), 2**31 - 1
 )

@@ -8,6 +8,7 @@ from torch import nn
 
 from longspan.errors import ConfigError
 from longspan.layers.attention import Attention
+from longspan.layers.convolution import ShortConvolution
 from longspan.layers.dropout import WordBlanking
 from longspan.layers.feed_forward import FeedForward, GatedFeedForward
 from longspan.layers.model_config import ModelConfig, require
@@ -70,7 +71,23 @@ class TransformerConfig(ModelConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RememberingConfig(TransformerConfig):
+class ConvolvingConfig(TransformerConfig):
+    """The same with a short convolution over every layer's input, of `convolution` earlier positions; 0 for none."""
+
+    convolution: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.convolution >= 0, f"model.convolution={self.convolution} must not be negative; 0 turns it off")
+
+    def make_convolutions(self) -> nn.ModuleList:
+        """One for each layer; none where there are no taps."""
+        count = self.layers if self.convolution else 0
+        return nn.ModuleList(ShortConvolution(self.convolution, self.width) for _ in range(count))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RememberingConfig(ConvolvingConfig):
     """The same with a memory of the last `memory` positions of every layer's input, and what keeps a model from
     learning a small text by heart: dropout of words, of the embedded input and of the output (as `dropout` unless
     given), of queries, keys and values; penalties on the output."""
@@ -95,6 +112,11 @@ class RememberingConfig(TransformerConfig):
             self.memory > 0 or not self.same_length,
             "model.same_length gives every query model.memory keys, and model.memory=0 leaves it none; "
             "raise the memory or turn same_length off",
+        )
+        require(
+            self.memory == 0 or self.memory >= self.convolution,
+            f"model.memory={self.memory} is shorter than the {self.convolution} positions model.convolution takes in; "
+            f"use {self.convolution} or more, or 0 for none",
         )
 
     @property

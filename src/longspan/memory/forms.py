@@ -22,15 +22,20 @@ def empty_memory(config: Any, like: Tensor, batch: int, *, projected: bool) -> S
     return State(torch.zeros(batch, dtype=torch.int64, device=like.device), parts, whole=True)
 
 
-def require_memory(state: State, batch: int, layers: int) -> None:
-    """A state of as many rows and layers, in one of the two forms."""
+def require_memory(state: State, batch: int, layers: int, taps: int = 0) -> None:
+    """A state of as many rows and layers, in one of the two forms, with tails exactly where a convolution has taps."""
     state.require_rows(batch)
     names, counts = set(state.parts), {len(part) for part in state.parts.values()}
-    if counts != {layers} or names not in ({"hidden"}, {"keys", "values"}):
+    tails = {"tails"} if taps else set()
+    if counts != {layers} or names not in ({"hidden"} | tails, {"keys", "values"} | tails):
         raise StateError(
             f"this state holds {sorted(names)} of {sorted(counts)} layers; "
             f"this model of {layers} layers needs 'hidden', or 'keys' and 'values'"
+            + (f", and 'tails' for its model.convolution={taps}" if taps else "")
         )
+    held = {tail.shape[1] for tail in state.parts.get("tails", ())}
+    if not held <= {0, taps}:
+        raise StateError(f"this state is of a model.convolution={max(held)} and this model has {taps}; they must agree")
 
 
 def with_memory(

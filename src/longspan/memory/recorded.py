@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from longspan.contract import State
 from longspan.kernels import one_token
@@ -54,6 +55,8 @@ class RecordedDecoder(Ring):
             self.positions = [[p.to(like.dtype).contiguous() for p in position(layer)] for layer in model.layers]
             projections = [(a.query, a.key, a.value) for a in (layer.attention for layer in model.layers)]
             self.qkv_weights = [torch.cat([p.weight for p in parts]) for parts in projections]
+            # c_N, ..., c_1 and 1: what a tail and the token after it are multiplied by.
+            self.taps = [F.pad(mixer.weight.flip(0), (0, 0, 0, 1), value=1.0) for mixer in model.convolutions]
         self.graphs: dict[Any, Any] = {}
 
     def fill(self, state: State, age: int) -> None:
@@ -88,8 +91,11 @@ class RecordedDecoder(Ring):
 
     def _record(self, work: Callable[[], Any], generator: torch.Generator | None = None) -> Any:
         tokens, random = self.tokens.clone(), generator.get_state() if generator else None
+        tails = [tail.clone() for tail in self.tails]
         run_aside(work)  # it writes the slot that the step itself is about to write
         self.tokens.copy_(tokens)
+        for tail, before in zip(self.tails, tails, strict=True):
+            tail.copy_(before)
         if generator is not None and random is not None:
             generator.set_state(random)
 
@@ -110,6 +116,8 @@ class RecordedDecoder(Ring):
             attention_norm = Norm.of(layer.attention_residual.norm)
             feed_forward_norm = Norm.of(layer.feed_forward_residual.norm)
             attention, feed_forward = layer.attention, layer.feed_forward
+            if self.tails:
+                x, pending = self._mix(n, x if pending is None else self._normed(n - 1, x)), None
             one_token.linear(
                 x, self.qkv_weights[n], None, self.qkv.view(B, -1), norm=attention_norm if before else pending
             )
@@ -143,5 +151,16 @@ class RecordedDecoder(Ring):
             )
             x, pending = self.outs[n], None if before else feed_forward_norm
         if pending is not None:
-            x = self.model.layers[-1].feed_forward_residual.norm(x)
+            x = self._normed(-1, x)
         return self.model.head.logits(self.model.final_norm(x)[:, None])[:, -1]
+
+    def _normed(self, layer: int, x: Float[Tensor, "B E"]) -> Float[Tensor, "B E"]:
+        """A post-norm layer's output with the norm that was left to its readers."""
+        return self.model.layers[layer].feed_forward_residual.norm(x)
+
+    def _mix(self, layer: int, x: Float[Tensor, "B E"]) -> Float[Tensor, "B E"]:
+        """What the layer's convolution makes of its input, which joins the tail: `memory.tails.mix` in four launches,
+        however many taps."""
+        line = torch.cat([self.tails[layer], x[:, None]], dim=1)
+        self.tails[layer].copy_(line[:, 1:])
+        return (line * self.taps[layer]).sum(dim=1)

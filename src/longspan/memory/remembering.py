@@ -2,11 +2,13 @@
 
     h~ = [stop_gradient(m) ; h]          q = h Wq   k = h~ Wk   v = h~ Wv
 
+Where the config has a `convolution`, h is a layer's input after it (`memory/tails.py`), and so is what is remembered.
 How a score tells positions is the family's business; what is remembered, in which form and for how long is here.
 """
 
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -14,6 +16,7 @@ from torch import nn
 from longspan.contract import Decoder, LanguageModel, State, StreamDecoder
 from longspan.memory.forms import empty_memory, require_memory, with_memory
 from longspan.memory.segments import first_visible, remaining, trim
+from longspan.memory.tails import empty_tails, mix, seen_taps
 from longspan.memory.window import WindowDecoder
 from longspan.shapes import Bool, Float, Int, Tensor
 
@@ -23,6 +26,7 @@ class Remembering(LanguageModel):
 
     embedding: Any
     layers: nn.ModuleList
+    convolutions: nn.ModuleList
     final_norm: nn.Module
     recordable = True
 
@@ -37,16 +41,20 @@ class Remembering(LanguageModel):
 
     @property
     def reach(self) -> int:
-        """Hops back from a segment's last position, one per layer, each to the oldest position it can see."""
+        """Hops back from a segment's last position, one per layer, each to the oldest position it can see and on to
+        the oldest that one has taken in."""
         c, place = self.config, -1
         for _ in range(c.layers):
             place = place - (c.memory - 1) if c.same_length else place // c.segment * c.segment - c.memory
+            place -= c.convolution if self.has_memory else 0
         return -1 - place
 
     @property
     def state_size(self) -> int:
-        """Projected keys and values; hidden states are half of that where heads x head_width is the width."""
-        return 2 * self.config.layers * self.config.memory * self.config.heads * self.config.head_size
+        """Projected keys and values, and tails; hidden states are half of the first where heads x head_width is the
+        width."""
+        c = self.config
+        return c.layers * (2 * c.memory * c.heads * c.head_size + c.convolution * c.width) if self.has_memory else 0
 
     @property
     def has_memory(self) -> bool:
@@ -55,7 +63,9 @@ class Remembering(LanguageModel):
     def initial_state(self, batch: int, *, projected: bool | None = None) -> State:
         """Nothing read yet: hidden states while training, projected keys and values with fixed weights."""
         projected = not self.training if projected is None else projected
-        return empty_memory(self.config, self.embedding.tables[0], batch, projected=projected)
+        like = self.embedding.tables[0]
+        state = empty_memory(self.config, like, batch, projected=projected)
+        return replace(state, parts={**state.parts, **empty_tails(self.config, like, batch)})
 
     def hidden_states(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
@@ -80,21 +90,27 @@ class Remembering(LanguageModel):
     def read(
         self, tokens: Int[Tensor, "B T"], state: State | None, starts: Bool[Tensor, "B T"] | None
     ) -> tuple[tuple[Tensor, ...], State]:
-        """The hidden states, the last one before its dropout, and the state."""
+        """Every layer's input as it reads it, the last one's output before its dropout, and the state."""
         if state is None or "window" in state.parts:  # a window of tokens is a decoder's, and says nothing here
             state = self.initial_state(tokens.shape[0])
-        require_memory(state, tokens.shape[0], self.config.layers)
+        require_memory(state, tokens.shape[0], self.config.layers, self.config.convolution)
         T, capacity = tokens.shape[1], self.config.memory
         state = trim(state, capacity)
-        remembered = next(iter(state.parts.values()))[0].shape[-2]
+        remembered = state.parts["keys" if "keys" in state.parts else "hidden"][0].shape[-2]
         first_key = None if starts is None and state.whole else first_visible(state.length, remembered, T, starts)
+        # A tail has no past but its document's, so only a beginning within the segment hides anything.
+        seen = None if starts is None else seen_taps(first_key, remembered, self.config.convolution)
         position = self.positions(remembered + T)
         hidden = [self.input_dropout(self.word_dropout(self.embedding(tokens), tokens))]
         kept: dict[str, tuple[Tensor, ...]] = dict.fromkeys(state.parts, ())
         for n, layer in enumerate(self.layers):
             memory = {name: part[n] for name, part in state.parts.items()}
+            tails: dict[str, Tensor] = {}
+            if self.convolutions:
+                hidden[-1], tail = mix(self.convolutions[n], hidden[-1], memory["tails"], seen)
+                tails = {"tails": tail if capacity else tail[:, :0]}
             keys, values, memory = with_memory(layer, hidden[-1], memory, capacity)
-            kept = {name: (*kept[name], part) for name, part in memory.items()}
+            kept = {name: (*kept[name], part) for name, part in (memory | tails).items()}
             hidden.append(layer(hidden[-1], keys, values, position(layer), self.config.window, first_key))
         hidden[-1] = self.final_norm(hidden[-1])
         length = state.length + T if first_key is None else remaining(first_key, remembered, capacity)
@@ -109,6 +125,7 @@ class Remembering(LanguageModel):
         ages = set(state.length.tolist())
         if "keys" not in state.parts or len(ages) != 1:
             return StreamDecoder(self, state)
+        require_memory(state, state.batch, self.config.layers, self.config.convolution)
         return self.ring(state, ages.pop())
 
     def ring(self, state: State, age: int) -> Decoder:  # noqa: ARG002 (for families whose keys may lie in any order)

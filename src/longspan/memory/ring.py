@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from longspan.contract import State, read_segments
+from longspan.memory.tails import mix
 from longspan.shapes import Float, Int, Tensor
 
 
@@ -16,6 +17,7 @@ class Reader(Protocol):
     config: Any
     embedding: Any
     layers: Any
+    convolutions: Any
     final_norm: Any
     head: Any
 
@@ -37,6 +39,8 @@ class Ring:
         self.size = model.config.window or model.config.memory + 1
         self.keys = [_slots(keys, self.size) for keys in state.parts["keys"]]
         self.values = [_slots(values, self.size) for values in state.parts["values"]]
+        shape = (state.batch, model.config.convolution, model.config.width)
+        self.tails = [tail.new_zeros(shape) for tail in state.parts.get("tails", ())]
         self.fill(state, age)
 
     def fill(self, state: State, age: int) -> None:
@@ -46,6 +50,9 @@ class Ring:
         for slots, part in ((self.keys, "keys"), (self.values, "values")):
             for ring, positions in zip(slots, state.parts[part], strict=True):
                 ring[:, :, :kept] = positions[:, :, positions.shape[2] - kept :]
+        for tail, given in zip(self.tails, state.parts.get("tails", ()), strict=True):
+            tail.zero_()
+            tail[:, tail.shape[1] - given.shape[1] :] = given
 
     @torch.no_grad()
     def read(self, tokens: Int[Tensor, "B T"]) -> None:
@@ -68,7 +75,8 @@ class Ring:
 
         keys, values = unroll(self.keys), unroll(self.values)
         length = torch.full((keys[0].shape[0],), keys[0].shape[2], dtype=torch.int64, device=keys[0].device)
-        return State(length, {"keys": keys, "values": values})
+        tails = {"tails": tuple(tail.clone() for tail in self.tails)} if self.tails else {}
+        return State(length, {"keys": keys, "values": values, **tails})
 
 
 class RingDecoder(Ring):
@@ -88,6 +96,9 @@ class RingDecoder(Ring):
         turn = slice(self.size - 1 - slot, self.size - 1 - slot + filled)
         h = self.model.embedding(tokens[:, None])
         for n, layer in enumerate(self.model.layers):
+            if self.tails:
+                h, tail = mix(self.model.convolutions[n], h, self.tails[n], None)
+                self.tails[n].copy_(tail)
             keys, values = layer.keys_values(h)
             self.keys[n][:, :, slot] = keys[:, :, 0]
             self.values[n][:, :, slot] = values[:, :, 0]

@@ -61,6 +61,7 @@ class Rotary(Remembering):
         self.config = config
         self.embedding = config.make_embedding()
         self.layers = nn.ModuleList(RotaryLayer(config) for _ in range(config.layers))
+        self.convolutions = config.make_convolutions()
         self.final_norm = config.make_final_norm()
         self.head = config.make_head(self.embedding)
         self.regularise(config)

@@ -67,6 +67,7 @@ class TransformerXL(Remembering):
         if config.position == "relative" and config.shared_biases:
             self.u = nn.Parameter(torch.empty(config.heads, config.head_size))
             self.w = nn.Parameter(torch.empty(config.heads, config.head_size))
+        self.convolutions = config.make_convolutions()
         # Neither the authors' code nor the port has a final norm in the pre-norm form; it is an option of ours.
         self.final_norm = config.make_final_norm()
         self.head = config.make_head(self.embedding)

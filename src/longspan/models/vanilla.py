@@ -12,13 +12,14 @@ from longspan.layers.attention import no_biases
 from longspan.layers.auxiliary_losses import AuxiliaryLosses
 from longspan.layers.model_config import require
 from longspan.layers.positions import ShawDistances, place_in_document, place_sinusoid
-from longspan.layers.transformer import TransformerConfig, TransformerLayer, initialise, settle_max_distance
+from longspan.layers.transformer import ConvolvingConfig, TransformerLayer, initialise, settle_max_distance
+from longspan.memory.tails import seen_taps
 from longspan.memory.window import WithoutMemory
 from longspan.shapes import Bool, Float, Int, Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class VanillaConfig(TransformerConfig):
+class VanillaConfig(ConvolvingConfig):
     """Positions: `sinusoid` added once (Vaswani et al. 2017), `learned` added at every layer (Al-Rfou et al. 2018),
     or `shaw`, a learned vector per distance inside the attention (Shaw et al. 2018). `max_distance` is the last place
     or distance that has a vector of its own. While training, `layer_losses` has every layer predict, and `targets`
@@ -66,6 +67,7 @@ class Vanilla(WithoutMemory):
         self.config = config
         self.embedding = config.make_embedding()
         self.layers = nn.ModuleList(VanillaLayer(config) for _ in range(config.layers))
+        self.convolutions = config.make_convolutions()
         self.final_norm = config.make_final_norm()
         self.head = config.make_head(self.embedding)
         self.dropout = nn.Dropout(config.dropout)
@@ -90,7 +92,10 @@ class Vanilla(WithoutMemory):
         if self.config.position == "sinusoid":
             h = h + place_sinusoid(place_in_document(first_key, T, tokens.device), self.config.width).to(h.dtype)
         hidden = [self.dropout(h)]
-        for layer in self.layers:
+        seen = seen_taps(first_key, 0, self.config.convolution)
+        for n, layer in enumerate(self.layers):
+            if self.convolutions:
+                hidden[-1] = self.convolutions[n](hidden[-1], seen=seen)
             hidden.append(layer(hidden[-1], first_key))
         hidden[-1] = self.dropout(self.final_norm(hidden[-1]))
         return tuple(hidden), state

@@ -22,7 +22,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "per layer": ("transformer-xl", {"memory": 20, "shared_biases": False, "norm": "pre"}),
     "convolution": ("transformer-xl", {"memory": 20, "convolution": 3}),
     "vanilla": ("vanilla", {}),
-    "vanilla convolution": ("vanilla", {"convolution": 3}),
+    "vanilla convolution": ("vanilla", {"convolution": 3, "qk_norm": True}),
     "vanilla learned": ("vanilla", {"position": "learned"}),
     "vanilla shaw": ("vanilla", {"position": "shaw"}),
 }

@@ -33,9 +33,9 @@ def test_the_list_of_keys_is_frozen() -> None:
         activation ar attention_dropout biases block buckets causal chunk clamp compressed compression convolution
         cutoffs dilation div_val dropout embedding_dropout embedding_width factorised final_norm global_blocks
         global_tokens head_width heads hidden_dropout inner input_dropout layer_losses layers max_distance memory norm
-        norm_type output_dropout pattern pieces ponder position projection_dropout ramp random_blocks rate rounds
-        same_length segment shared_biases span span_penalty steps stride summary tar targets threshold tie_embedding
-        tie_projections vocabulary weight_dropout width window window_blocks zoneout
+        norm_type output_dropout pattern pieces ponder position projection_dropout qk_norm ramp random_blocks rate
+        rounds same_length segment shared_biases span span_penalty steps stride summary tar targets threshold
+        tie_embedding tie_projections vocabulary weight_dropout width window window_blocks zoneout
     """
     assert sorted(MODEL_KEYS) == promised.split()
 

@@ -27,10 +27,10 @@ WITH_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "convolution": ("transformer-xl", {"memory": 40, "convolution": 3}),
     "convolution-same-length": (
         "transformer-xl",
-        {"memory": 6, "same_length": True, "convolution": 3, "norm": "pre", "embedding_width": 12},
+        {"memory": 6, "same_length": True, "convolution": 3, "norm": "pre", "embedding_width": 12, "qk_norm": True},
     ),
     "rotary": ("rotary", {"memory": 40, "head_width": 6}),
-    "rotary-convolution": ("rotary", {"memory": 40, "convolution": 2}),
+    "rotary-convolution": ("rotary", {"memory": 40, "convolution": 2, "qk_norm": True}),
     "rotary-same-length": ("rotary", {"memory": 6, "same_length": True, "activation": "squared-relu"}),
     "lstm": ("lstm", {}),
     "lstm-adaptive": ("lstm", {"layers": 1, "cutoffs": [7, 15], "div_val": 2, "tie_projections": True}),

@@ -25,7 +25,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "shaw": {"memory": 12, "position": "shaw", "final_norm": True},
     "adaptive": {"memory": 12, "cutoffs": [7], "div_val": 2},
     "convolution": {"memory": 12, "convolution": 3, "norm_type": "rms"},
-    "convolution-pre": {"memory": 5, "same_length": True, "convolution": 2, "norm": "pre", "activation": "gelu"},
+    "normed-heads": {"memory": 5, "same_length": True, "heads": 2, "qk_norm": True, "convolution": 2, "norm": "pre"},
 }
 
 

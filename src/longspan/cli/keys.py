@@ -45,6 +45,7 @@ MODEL_KEYS = {
     "vanilla)",
     "norm": "post (as published) | pre; a reformer has pre alone",
     "norm_type": "layer | rms",
+    "qk_norm": "an RMS norm of every head's queries and keys (not reformer)",
     "final_norm": "a norm after the last layer",
     "activation": "relu | gelu | squared-relu | swish | swiglu (not evolved)",
     "biases": "biases in the feed-forward layers",

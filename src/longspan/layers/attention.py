@@ -11,12 +11,25 @@ Position = tuple[Float[Tensor, "H C D"], Float[Tensor, "H D"], Float[Tensor, "H 
 """(r, u, w) of the four-term score."""
 
 
+class HeadNorm(nn.RMSNorm):
+    """g * x / sqrt(mean(x^2)) over the width of each head; the gains g are shared by the heads of a layer."""
+
+    def __init__(self, heads: int, head_width: int) -> None:
+        super().__init__(head_width, eps=1e-6)
+        self.heads = heads
+
+    def forward(self, x: Float[Tensor, "... E"]) -> Float[Tensor, "... E"]:
+        # Under mixed precision in that of the gains, then back: attention takes queries, keys and values of one kind.
+        return super().forward(x.to(self.weight.dtype).unflatten(-1, (self.heads, -1))).flatten(-2).to(x.dtype)
+
+
 class Attention(nn.Module):
     """Projections to and from heads; who sees what, and how positions enter, is the caller's business.
 
-        q = drop(h Wq)    k = drop(h~ Wk)    v = drop(h~ Wv)    out = drop(Wo attend(q, k, v))
+        q = drop(norm(h Wq))    k = drop(norm(h~ Wk))    v = drop(h~ Wv)    out = drop(Wo attend(q, k, v))
 
-    No biases, as published; the first three are whole unless `projection_dropout` is given.
+    No biases, as published; there is a norm with `qk_norm` alone, and the first three are whole unless
+    `projection_dropout` is given.
     """
 
     def __init__(
@@ -27,6 +40,8 @@ class Attention(nn.Module):
         dropout: float,
         attention_dropout: float,
         projection_dropout: float = 0.0,
+        *,
+        qk_norm: bool = False,
     ) -> None:
         super().__init__()
         self.heads = heads
@@ -34,15 +49,17 @@ class Attention(nn.Module):
         self.key = nn.Linear(width, heads * head_width, bias=False)
         self.value = nn.Linear(width, heads * head_width, bias=False)
         self.output = nn.Linear(heads * head_width, width, bias=False)
+        self.query_norm, self.key_norm = (HeadNorm(heads, head_width) if qk_norm else nn.Identity() for _ in range(2))
         self.dropout = nn.Dropout(dropout)
         self.attention_dropout = attention_dropout
         self.projection_dropout = nn.Dropout(projection_dropout) if projection_dropout else nn.Identity()
 
     def queries(self, h: Float[Tensor, "B L E"]) -> Float[Tensor, "B H L D"]:
-        return split_heads(self.projection_dropout(self.query(h)), self.heads)
+        return split_heads(self.projection_dropout(self.query_norm(self.query(h))), self.heads)
 
     def keys_values(self, context: Float[Tensor, "B K E"]) -> tuple[Float[Tensor, "B H K D"], Float[Tensor, "B H K D"]]:
-        keys, values = self.projection_dropout(self.key(context)), self.projection_dropout(self.value(context))
+        keys = self.projection_dropout(self.key_norm(self.key(context)))
+        values = self.projection_dropout(self.value(context))
         return split_heads(keys, self.heads), split_heads(values, self.heads)
 
     def attend(

@@ -113,22 +113,25 @@ def reconstruction_loss(
     slots: Float[Tensor, "B S E"],
     valid: Int[Tensor, "B"],
 ) -> Float[Tensor, ""]:
-    """mean | attend(h, old) - attend(h, slots) |^2 with attend(h, m) = softmax(h Wq (m Wk)^T / sqrt(D)) m Wv.
+    """mean | attend(h, old) - attend(h, slots) |^2 with attend(h, m) = softmax(h Wq (m Wk)^T / sqrt(D)) m Wv, queries
+    and keys under the attention's norms where it has them.
 
     Everything but `slots` is held fixed, the projections too: its gradient reaches what made the slots and nothing
     else. `valid` slots at the end of each row count; a row without any is left out.
     """
     rate = old.shape[1] // slots.shape[1]
 
-    def frozen(linear: nn.Linear, x: Float[Tensor, "B T E"]) -> Float[Tensor, "B H T D"]:
-        return split_heads(F.linear(_frozen_inputs(residual, x), linear.weight.detach()), attention.heads)
+    def frozen(linear: nn.Linear, norm: nn.Module, x: Float[Tensor, "B T E"]) -> Float[Tensor, "B H T D"]:
+        x = F.linear(_frozen(residual.norm, x) if residual.before else x, linear.weight.detach())
+        return split_heads(_frozen(norm, x), attention.heads)
 
     def attend(memory: Float[Tensor, "B T E"], last: Int[Tensor, "B"]) -> Float[Tensor, "B H L D"]:
         seen = _last(last, memory.shape[1])[:, None, None]
-        keys, values = frozen(attention.key, memory), frozen(attention.value, memory)
+        keys = frozen(attention.key, attention.key_norm, memory)
+        values = frozen(attention.value, nn.Identity(), memory)
         return F.scaled_dot_product_attention(query, keys, values, attn_mask=seen)
 
-    query = frozen(attention.query, h.detach())
+    query = frozen(attention.query, attention.query_norm, h.detach())
     there = valid > 0
     last = torch.where(there, valid, slots.shape[1])  # a softmax over nothing has no value
     wrong = (attend(old.detach(), last * rate) - attend(slots, last)).square().mean(dim=(1, 2, 3))
@@ -139,8 +142,8 @@ def _last(count: Int[Tensor, "B"], size: int) -> Bool[Tensor, "B S"]:
     return torch.arange(size, device=count.device) >= size - count[:, None]
 
 
-def _frozen_inputs(residual: Residual, x: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:
-    if not residual.before:
+def _frozen(norm: nn.Module, x: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:
+    if isinstance(norm, nn.Identity):
         return x
-    frozen = {name: parameter.detach() for name, parameter in residual.norm.named_parameters()}
-    return torch.func.functional_call(residual.norm, frozen, (x,))
+    frozen = {name: parameter.detach() for name, parameter in norm.named_parameters()}
+    return torch.func.functional_call(norm, frozen, (x,))

@@ -61,8 +61,10 @@ class SpanAttention(Attention):
         dropout: float,
         attention_dropout: float,
         adaptive: AdaptiveSpan,
+        *,
+        qk_norm: bool = False,
     ) -> None:
-        super().__init__(width, heads, head_width, dropout, attention_dropout)
+        super().__init__(width, heads, head_width, dropout, attention_dropout, qk_norm=qk_norm)
         self.adaptive = adaptive
 
     def attend(

@@ -28,6 +28,7 @@ class TransformerConfig(ModelConfig):
     final_norm: bool = False
     activation: Literal["relu", "gelu", "squared-relu", "swish", "swiglu"] = "relu"
     biases: bool = True
+    qk_norm: bool = False
     attention_dropout: float = 0.0
 
     def __post_init__(self) -> None:
@@ -56,7 +57,8 @@ class TransformerConfig(ModelConfig):
         return self.layers * layer + self.vocabulary * (self.embedding_width or self.width)
 
     def make_attention(self) -> Attention:
-        return Attention(self.width, self.heads, self.head_size, self.dropout, self.attention_dropout)
+        drops = (self.dropout, self.attention_dropout)
+        return Attention(self.width, self.heads, self.head_size, *drops, qk_norm=self.qk_norm)
 
     def make_feed_forward(self) -> nn.Module:
         if self.activation == "swiglu":
@@ -126,7 +128,7 @@ class RememberingConfig(ConvolvingConfig):
 
     def make_attention(self) -> Attention:
         drops = (self.dropout, self.attention_dropout, self.projection_dropout)
-        return Attention(self.width, self.heads, self.head_size, *drops)
+        return Attention(self.width, self.heads, self.head_size, *drops, qk_norm=self.qk_norm)
 
     def make_dropouts(self) -> tuple[WordBlanking, nn.Dropout, nn.Dropout]:
         """Of words, of the embedded input and of the output."""

@@ -55,6 +55,8 @@ class RecordedDecoder(Ring):
             self.positions = [[p.to(like.dtype).contiguous() for p in position(layer)] for layer in model.layers]
             projections = [(a.query, a.key, a.value) for a in (layer.attention for layer in model.layers)]
             self.qkv_weights = [torch.cat([p.weight for p in parts]) for parts in projections]
+            norms = [(layer.attention.query_norm, layer.attention.key_norm) for layer in model.layers if c.qk_norm]
+            self.head_norms = [(torch.stack([q.weight, k.weight])[:, None], q.eps) for q, k in norms]
             # c_N, ..., c_1 and 1: what a tail and the token after it are multiplied by.
             self.taps = [F.pad(mixer.weight.flip(0), (0, 0, 0, 1), value=1.0) for mixer in model.convolutions]
         self.graphs: dict[Any, Any] = {}
@@ -121,6 +123,8 @@ class RecordedDecoder(Ring):
             one_token.linear(
                 x, self.qkv_weights[n], None, self.qkv.view(B, -1), norm=attention_norm if before else pending
             )
+            if self.head_norms:
+                self._norm_heads(n)
             r, u, w = self.positions[n]
             one_token.ring_attention(
                 self.qkv, self.keys[n], self.values[n], r, u, w, self.count, self.partial, self.read_out
@@ -157,6 +161,11 @@ class RecordedDecoder(Ring):
     def _normed(self, layer: int, x: Float[Tensor, "B E"]) -> Float[Tensor, "B E"]:
         """A post-norm layer's output with the norm that was left to its readers."""
         return self.model.layers[layer].feed_forward_residual.norm(x)
+
+    def _norm_heads(self, layer: int) -> None:
+        """The norms of queries and keys, where these lie."""
+        both, (gains, eps) = self.qkv[:, :2], self.head_norms[layer]
+        both.copy_(F.rms_norm(both, both.shape[-1:], eps=eps) * gains)
 
     def _mix(self, layer: int, x: Float[Tensor, "B E"]) -> Float[Tensor, "B E"]:
         """What the layer's convolution makes of its input, which joins the tail: `memory.tails.mix` in four launches,

@@ -55,6 +55,7 @@ class AdaptiveSpanLayer(RelativeLayer):
             config.dropout,
             config.attention_dropout,
             AdaptiveSpan(config.heads, config.span, config.ramp),
+            qk_norm=config.qk_norm,
         )
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from longspan.contract import Decoder, State, StreamDecoder
 from longspan.kernels.block_attention import Columns, Distances, Part, Pattern, Rows, Window
-from longspan.layers.attention import split_heads
+from longspan.layers.attention import HeadNorm, split_heads
 from longspan.layers.patterns import PatternLayer, TwoSidedOption, farthest, require_causal
 from longspan.layers.positions import SinusoidDistances, sinusoid
 from longspan.layers.transformer import TransformerConfig, initialise, require
@@ -109,6 +109,9 @@ class LongformerLayer(PatternLayer):
             self.global_query, self.global_key, self.global_value = (
                 nn.Linear(config.width, size, bias=False) for _ in range(3)
             )
+            self.global_query_norm, self.global_key_norm = (
+                HeadNorm(config.heads, config.head_size) if config.qk_norm else nn.Identity() for _ in range(2)
+            )
 
     def positions(self, u: Float[Tensor, "H D"], w: Float[Tensor, "H D"], dropout: nn.Module) -> Sequence[Distances]:
         """The position terms of each group of heads: distances in steps of its dilation."""
@@ -139,9 +142,8 @@ class LongformerLayer(PatternLayer):
         if not self.global_tokens:
             return read
         inputs = self.attention_residual.inputs(h)
-        q, k, v = (
-            split_heads(f(inputs), query.shape[1]) for f in (self.global_query, self.global_key, self.global_value)
-        )
+        q, k = self.global_query_norm(self.global_query(inputs)), self.global_key_norm(self.global_key(inputs))
+        q, k, v = (split_heads(x, query.shape[1]) for x in (q, k, self.global_value(inputs)))
         everywhere = self.by_groups([self.rows] * len(self.groups), q, k, v, first_key, positions)
         place = torch.arange(query.shape[2], device=h.device)
         place = place if first_key is None else place - first_key[:, None]

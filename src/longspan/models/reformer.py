@@ -44,6 +44,11 @@ class ReformerConfig(TransformerConfig):
         for name, most in (("rounds", 2**6), ("chunk", 2**31 - 1), ("pieces", 2**31 - 1)):
             value = getattr(self, name)
             require(1 <= value <= most, f"model.{name}={value} must lie between 1 and {most}")
+        require(
+            not self.qk_norm,
+            "model.qk_norm is not for a reformer, whose keys are its queries and already brought to length 1; "
+            "leave it false",
+        )
         # The paper's chunks are twice as long as the mean bucket. Settled here, since another segment at evaluation
         # must not change how a model hashes.
         buckets = (

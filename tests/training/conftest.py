@@ -12,6 +12,8 @@ import torch
 from longspan.data import Encoded
 from longspan.tokens import ByteTokenizer
 from longspan.training import run
+from longspan.training.ledger import Row
+from longspan.training.loop import Trainer
 from longspan.training.observer import Observer
 from longspan.training.observers.checkpoints import Checkpoints
 from longspan.training.observers.metrics import Metrics, read_lines
@@ -69,3 +71,13 @@ def content(checkpoint: Path) -> dict[str, str]:
     """What must be equal to the last bit: weights, averages, optimiser, random state, memory."""
     names = ("model.safetensors", "training.safetensors")
     return {name: hashlib.sha256((checkpoint / name).read_bytes()).hexdigest() for name in names}
+
+
+class Losses(Observer):
+    """The losses of a run that writes nothing."""
+
+    def __init__(self) -> None:
+        self.curve: list[float] = []
+
+    def row(self, trainer: Trainer, row: Row) -> None:
+        self.curve.append(row.loss)

@@ -12,10 +12,10 @@ from longspan.data import Encoded
 from longspan.kernels.relative_attention import forced
 from longspan.tokens import ByteTokenizer
 from longspan.training import run, snapshot
-from longspan.training.ledger import WINDOW, NotFiniteError, Row
+from longspan.training.ledger import WINDOW, NotFiniteError
 from longspan.training.loop import Trainer
-from longspan.training.observer import Observer
 from longspan.training.recipe import Recipe, build_recipe
+from tests.training.conftest import Losses
 
 pytestmark = pytest.mark.gpu
 
@@ -60,25 +60,17 @@ def test_recorded_steps_are_the_steps(optimizer: str, compiled: bool) -> None:
     curves, draws = [], []
     for record in (False, True):
         trainer = make(small(optimizer=optimizer, record=record, compile=compiled, lr=1e-3, accumulate=2))
-        rows: list[float] = []
-        trainer.observers.append(Losses(rows))
+        losses = Losses()
+        trainer.observers.append(losses)
         for _ in range(40):
             trainer.take_step()
         trainer.settle()
         assert (trainer.recording is not None and trainer.recording[1].graph is not None) == record
-        curves.append(rows)
+        curves.append(losses.curve)
         draws.append(torch.rand(3, device="cuda"))
     assert len(curves[1]) == 40
     np.testing.assert_allclose(curves[1], curves[0], rtol=2e-3)
     assert torch.equal(*draws)
-
-
-class Losses(Observer):
-    def __init__(self, rows: list[float]) -> None:
-        self.rows = rows
-
-    def row(self, trainer: Trainer, row: Row) -> None:
-        self.rows.append(row.loss)
 
 
 def test_compiled_once() -> None:

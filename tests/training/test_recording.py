@@ -9,20 +9,11 @@ import torch
 from longspan.errors import ConfigError
 from longspan.training import run
 from longspan.training.loop import Trainer
-from longspan.training.observer import Observer
 from longspan.training.recipe import Recipe, build_recipe
-from tests.training.conftest import make_recipe, make_text
+from tests.training.conftest import Losses, make_recipe, make_text
 from tests.training.test_resume import CONFIGURATIONS
 
 CPU = torch.device("cpu")
-
-
-class Losses(Observer):
-    def __init__(self) -> None:
-        self.curve: list[float] = []
-
-    def row(self, trainer: Trainer, row: Any) -> None:
-        self.curve.append(row.loss)
 
 
 def take(recipe: Recipe, tokens: int) -> tuple[list[float], Trainer]:

@@ -11,7 +11,7 @@ import torch
 
 from longspan.bench.timing import Line, Preset, dense_flops, learnt_attention_flops, seconds
 from longspan.contract import LanguageModel, State
-from longspan.memory.recording import RecordedStep, Work
+from longspan.memory.recording import RecordedStep, Work, being_recorded
 from longspan.models.families import build
 from longspan.shapes import Tensor
 
@@ -124,7 +124,7 @@ class Step:
     def _work(self, states: list[State], tokens: Tensor, targets: Tensor) -> tuple[Tensor, list[State]]:
         loss, state = self.loss(tokens, targets, states[0])
         loss.backward()
-        self.optimizer.param_groups[0]["capturable"] = loss.is_cuda and torch.cuda.is_current_stream_capturing()
+        self.optimizer.param_groups[0]["capturable"] = being_recorded(loss)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return loss.detach(), [state]

@@ -36,6 +36,11 @@ def record(work: Callable[[], Any], generator: torch.Generator | None = None) ->
     return graph
 
 
+def being_recorded(like: Tensor) -> bool:
+    """Whether what is done with tensors like this one is being recorded just now: some of torch's optimisers ask."""
+    return like.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 class RecordedStep:
     """Steps of one shape, done aside the first time, recorded the second and replayed.
 

@@ -27,7 +27,7 @@ from longspan.training.ledger import Broken, Entry, Ledger, NotFiniteError, Row
 from longspan.training.observer import Observer, Validation
 from longspan.training.recipe import Recipe
 from longspan.training.schedules import lr_factor, progress, segment_at, value_at
-from longspan.training.step import Order, Step, choose_precision, known_whole, shapes, since_start
+from longspan.training.step import Order, Step, known_whole, shapes, since_start
 
 
 class Trainer:
@@ -48,8 +48,8 @@ class Trainer:
     ) -> None:
         self.recipe, self.config, self.tokenizer, self.lanes = recipe, recipe.training, tokenizer, lanes
         self.device, self.observers = device, list(observers)
-        wide = choose_precision(self.config.precision, device) == torch.float64
-        self.model = model.to(device, torch.float64 if wide else None).train()
+        self.work = Step(model, self.config, device)
+        self.model = self.work.model.train()
         if self.config.locked_dropout:
             lock_dropout(model)
         if self.config.checkpoint_activations:
@@ -59,7 +59,6 @@ class Trainer:
                 f"training.record=true, and a step of {recipe.family} cannot be recorded; leave it out, or take "
                 "transformer-xl, rotary or vanilla"
             )
-        self.work = Step(model, self.config, device)
         self.optimizer, self.guard, self.autocast = self.work.optimizer, self.work.guard, self.work.autocast
         self.average = Average(model, self.config) if self.config.averaging != "none" else None
         self.objective: nn.Module = Objective(model, self.config)

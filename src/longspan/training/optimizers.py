@@ -11,6 +11,7 @@ from torch import nn
 
 from longspan.checkpoints.weights import require_match
 from longspan.contract import LanguageModel
+from longspan.memory.recording import being_recorded
 from longspan.shapes import Float, Tensor
 from longspan.training.recipe import TrainingConfig
 
@@ -123,7 +124,7 @@ class Optimizer:
 
     def step(self, factor: float | Float[Tensor, ""], skip: Float[Tensor, ""]) -> None:
         """One update at `factor` times the learning rates; none where `skip` is 1."""
-        recorded = skip.is_cuda and torch.cuda.is_current_stream_capturing()
+        recorded = being_recorded(skip)
         for part, lr in zip(self.parts, self.lrs, strict=True):
             part.found_inf = skip  # type: ignore[attr-defined]
             for group in part.param_groups:

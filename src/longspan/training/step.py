@@ -41,8 +41,9 @@ class Step:
     """Loss, gradients, clipping, the guard's judgement and the update: nothing in it asks the device for an answer."""
 
     def __init__(self, model: LanguageModel, config: TrainingConfig, device: torch.device) -> None:
-        self.model, self.config, self.device = model, config, device
+        self.config, self.device = config, device
         self.precision = choose_precision(config.precision, device)
+        self.model = model.to(device, torch.float64 if self.precision == torch.float64 else None)
         self.optimizer = Optimizer(model, config)
         self.guard = Guard(config.spike, device)
 

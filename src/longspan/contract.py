@@ -76,6 +76,10 @@ class State:
         flat = {f"{name}.{i}": t for name, tensors in self.parts.items() for i, t in enumerate(tensors)}
         return {"length": self.length, **flat}
 
+    @property
+    def shapes(self) -> list[torch.Size]:
+        return [tensor.shape for tensor in self.tensors().values()]
+
     @classmethod
     def from_tensors(cls, flat: Mapping[str, Tensor], version: int = STATE_VERSION) -> "State":
         if version != STATE_VERSION:

@@ -98,6 +98,18 @@ def test_it_gains_on_a_text_that_repeats_itself() -> None:
     assert moving.mean() < 0.7 * static.mean()
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_gpu_follows_a_text_as_a_cpu_does(family: str) -> None:
+    """Recorded where it can be; the last segment is shorter, and products may be of bfloat16."""
+    model, ids = make(family), text(20 * 8 + 4)
+    wanted = entries(dynamic_losses(model, ids, segment=8, dynamics=Dynamics(0.01, 0.1)), 163)
+    model = model.float().cuda()
+    for products, atol in ((None, 2e-3), (torch.bfloat16, 0.1)):
+        got = entries(dynamic_losses(model, ids, segment=8, dynamics=Dynamics(0.01, 0.1), products=products), 163)
+        np.testing.assert_allclose(got, wanted, atol=atol)
+
+
 def test_lanes_share_one_model_and_every_loss_is_there() -> None:
     model, ids = make("vanilla"), text(100)
     got = entries(dynamic_losses(model, ids, segment=8, lanes=3), 99)

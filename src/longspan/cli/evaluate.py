@@ -75,6 +75,8 @@ def evaluate(
     threads: Threads = 0,
 ) -> None:
     """Bits, nats and perplexity of a text. Flags left out come from the model's config."""
+    import torch
+
     from longspan.box import box
     from longspan.checkpoints.model_folder import find_model, open_model
     from longspan.data.encoded import open_corpus
@@ -82,8 +84,11 @@ def evaluate(
     from longspan.evaluation.likelihood import Tally, slides, sliding_losses, stream_losses
     from longspan.models.families import name_of
 
-    # Steps of learning are lost in bfloat16, whose neighbours lie further apart than they reach.
-    where = machine(device, "float32" if dynamic and dtype == "auto" else dtype, threads)
+    where = machine(device, dtype, threads)
+    weights, products = where.dtype, None
+    if dynamic and dtype == "auto":
+        # Steps of learning are lost in bfloat16, whose neighbours lie further apart than they reach; products are not.
+        weights, products = torch.float32, None if weights == torch.float32 else weights
     dynamics = _dynamics(dynamic, sliding, dynamic_rate, dynamic_decay)
     if segment is not None and segment < 1:
         raise ConfigError(f"--segment {segment} must be at least 1")
@@ -91,7 +96,7 @@ def evaluate(
     overrides = {name: value for name, value in given.items() if value is not None}
     found = find_model(box(model))
     _check_flags(overrides, found.contents["config.json"])
-    loaded = open_model(found, overrides=overrides, device=where.device, dtype=where.dtype)
+    loaded = open_model(found, overrides=overrides, device=where.device, dtype=weights)
     config = loaded.model.config
     window = config.segment if segment is None else segment
     slid = dynamics is None and slides(loaded.model, sliding)
@@ -102,7 +107,7 @@ def evaluate(
     if slid:
         stretches = sliding_losses(loaded.model, text.ids, segment=window, starts=text.starts[1:])
     else:
-        stream = stream_losses if dynamics is None else partial(dynamic_losses, dynamics=dynamics)
+        stream = stream_losses if dynamics is None else partial(dynamic_losses, dynamics=dynamics, products=products)
         stretches = stream(loaded.model, text.ids, segment=window, lanes=lanes, starts=text.starts[1:])
     began = time.perf_counter()
     with _losses_file(losses, len(text.ids) - 1) as out:

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from longspan.contract import LanguageModel, State
 from longspan.errors import ConfigError
 from longspan.evaluation.likelihood import Ids, Stretch, pieces_of
-from longspan.shapes import Tensor
+from longspan.memory.recording import RecordedStep
+from longspan.shapes import Bool, Float, Int, Tensor
 
 EPSILON = 1e-8
 
@@ -45,23 +46,26 @@ def dynamic_losses(
     lanes: int = 1,
     starts: NDArray[np.int64] | None = None,
     dynamics: Dynamics | None = None,
+    products: torch.dtype | None = None,
 ) -> Iterator[Stretch]:
     """Every loss of a text, each scored before the model learns from it; afterwards the weights are what they were.
 
     Memory is carried as hidden states: keys and values projected by weights that have moved since would be stale.
+    `products` may be of a shorter dtype than the weights, as in training. On a GPU the work is recorded and replayed.
     """
     pieces = pieces_of(model, ids, segment=segment, lanes=lanes, starts=starts)
-    follower = Follower(model, dynamics or Dynamics())
-    state = None
+    follower = Follower(model, dynamics or Dynamics(), products)
+    recorded = RecordedStep(follower.read)
+    before, state = None, None
     try:
         for piece in pieces:
             state = _training_state(model, lanes) if state is None else state
-            with torch.enable_grad():
-                losses, state = model.losses(piece.tokens, piece.targets, state, piece.starts)
-                counted = torch.cat([row[:count] for row, count in zip(losses, piece.valid, strict=True)])
-            state = state.detach()
+            # Neither the segments that fill a memory nor the shorter one at the end can be recorded as the others.
+            usual = state.shapes == before and piece.tokens.shape[1] == segment
+            before = state.shapes
+            read = recorded if usual and model.recordable else follower.read
+            losses, (state,) = read([state], piece.tokens, piece.targets, piece.counted, piece.starts)
             yield from piece.stretches(losses)
-            follower.learn(counted.mean())
     finally:
         follower.restore()
 
@@ -77,23 +81,43 @@ def _training_state(model: LanguageModel, lanes: int) -> State:
 class Follower:
     """The weights on their way through a text, and those they began with."""
 
-    def __init__(self, model: LanguageModel, dynamics: Dynamics) -> None:
-        self.dynamics, self.steps = dynamics, 0
+    def __init__(self, model: LanguageModel, dynamics: Dynamics, products: torch.dtype | None = None) -> None:
+        self.model, self.dynamics, self.products = model, dynamics, products
         self.weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.first = [weight.detach().clone() for weight in self.weights]
         self.squares = [torch.zeros_like(weight) for weight in self.first]
+        # A tensor: a recording would hold a number for ever.
+        self.steps = torch.zeros((), device=self.weights[0].device)
 
-    def learn(self, loss: Tensor) -> None:
-        gradients = torch.autograd.grad(loss, self.weights, allow_unused=True)
-        self.steps += 1
+    def read(
+        self,
+        states: list[State],
+        tokens: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B T"],
+        counted: Bool[Tensor, "B T"],
+        starts: Bool[Tensor, "B T"] | None,
+    ) -> tuple[Float[Tensor, "B T"], list[State]]:
+        """A segment's losses, and the states after it; then a step on those that count."""
+        device = tokens.device.type
+        with torch.enable_grad():
+            # Entered for every segment: what it has rounded is kept until it is left, and the weights move.
+            with torch.autocast(device, self.products, enabled=self.products is not None):
+                losses, state = self.model.losses(tokens, targets, states[0], starts)
+            loss = losses.masked_fill(~counted, 0).sum() / counted.sum()
+            gradients = torch.autograd.grad(loss, self.weights, allow_unused=True)
         with torch.no_grad():
-            for weight, first, squares, gradient in zip(self.weights, self.first, self.squares, gradients, strict=True):
-                if gradient is None:
-                    continue
-                squares.addcmul_(gradient, gradient)
-                towards_first = self.dynamics.decay * (first - weight)
-                step = gradient / ((squares / self.steps).sqrt() + EPSILON)
-                weight.add_(towards_first - self.dynamics.rate * step)
+            self.learn(gradients)
+        return losses.detach(), [state.detach()]
+
+    def learn(self, gradients: tuple[Tensor | None, ...]) -> None:
+        self.steps += 1
+        for weight, first, squares, gradient in zip(self.weights, self.first, self.squares, gradients, strict=True):
+            if gradient is None:
+                continue
+            squares.addcmul_(gradient, gradient)
+            towards_first = self.dynamics.decay * (first - weight)
+            step = gradient / ((squares / self.steps).sqrt() + EPSILON)
+            weight.add_(towards_first - self.dynamics.rate * step)
 
     def restore(self) -> None:
         with torch.no_grad():

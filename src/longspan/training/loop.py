@@ -27,7 +27,7 @@ from longspan.training.ledger import Broken, Entry, Ledger, NotFiniteError, Row
 from longspan.training.observer import Observer, Validation
 from longspan.training.recipe import Recipe
 from longspan.training.schedules import lr_factor, progress, segment_at, value_at
-from longspan.training.step import Order, Step, known_whole, shapes, since_start
+from longspan.training.step import Order, Step, known_whole, since_start
 
 
 class Trainer:
@@ -149,7 +149,7 @@ class Trainer:
         filled = self.marks_documents or not self.fills or all(state.whole for state in self.states)
         usual = batch.tokens.shape[1] == segment and filled
         # Nor can a step be recorded that makes a memory longer.
-        grown = self.config.record and shapes(self.states[0]) == shapes(self.empty_state(rows))
+        grown = self.config.record and self.states[0].shapes == self.empty_state(rows).shapes
         recorded = usual and grown
         objective = self.fast_objective if usual else self.objective
         # A step is compiled or recorded with every float it is handed; of a tensor it reads the value.

@@ -96,10 +96,6 @@ def known_whole(state: State, unbroken: NDArray[np.int64]) -> State:
     return replace(state, whole=bool((unbroken >= held).all()))
 
 
-def shapes(state: State) -> list[torch.Size]:
-    return [tensor.shape for tensor in state.tensors().values()]
-
-
 def choose_precision(name: str, device: torch.device) -> torch.dtype:
     """float32, or bfloat16 products with float32 weights where the device has them."""
     if name == "auto":

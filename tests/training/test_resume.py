@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +72,17 @@ def test_resume_from_every_step_is_exact(name: str, tmp_path: Path, monkeypatch:
 
 
 class Send(Observer):
-    """Sends this process a signal after some step."""
+    """Sends this process a signal after some step, and others some seconds later each."""
 
-    def __init__(self, step: int, number: signal.Signals) -> None:
-        self.step, self.number = step, number
+    def __init__(self, step: int, number: signal.Signals, *later: float) -> None:
+        self.step, self.number, self.later = step, number, later
 
     def after_step(self, trainer: Trainer) -> None:
         if trainer.step == self.step:
             os.kill(os.getpid(), self.number)
+            for wait in self.later:
+                time.sleep(wait)
+                os.kill(os.getpid(), self.number)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -96,6 +100,19 @@ def test_a_signal_saves_and_says_how_to_go_on(
     assert train(recipe, out, text, monkeypatch, resume="auto").finished
     assert content(out / "checkpoint-12") == content(tmp_path / "whole" / "checkpoint-12")
     assert losses(out) == losses(tmp_path / "whole")
+
+
+def test_a_signal_that_comes_twice_is_one_and_a_second_one_does_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`timeout -s INT` sends one to the process and one to its group."""
+    recipe, text, out = make_recipe(training_save_every=100), make_text(), tmp_path / "run"
+    outcome = train(recipe, out, text, monkeypatch, Send(5, signal.SIGINT, 0.01))
+    assert (outcome.interrupted, outcome.step) == (signal.SIGINT, 6)
+    assert (out / "checkpoint-6").is_dir()
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, tmp_path / "other", text, monkeypatch, Send(5, signal.SIGINT, 1.1))
+    assert not list((tmp_path / "other").glob("checkpoint-*"))
 
 
 def test_a_signal_in_the_last_step_leaves_nothing_to_go_on_with(

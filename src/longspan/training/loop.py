@@ -29,6 +29,8 @@ from longspan.training.recipe import Recipe
 from longspan.training.schedules import lr_factor, progress, segment_at, value_at
 from longspan.training.step import Order, Step, known_whole, since_start
 
+TOGETHER = 1.0  # seconds within which two signals are one request
+
 
 class Trainer:
     """A model on its way through a text: everything a resume must bring back is in here.
@@ -77,6 +79,7 @@ class Trainer:
         self.finished = self.stopped_early = False
         self.interrupted: signal.Signals | None = None
         self._signal: signal.Signals | None = None
+        self._asked = 0.0
         self._empty: dict[tuple[int, int, int], State] = {}
         self.start_clock()
 
@@ -260,15 +263,18 @@ class Trainer:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM ask for a stop after this step; a second one does not wait."""
+        """Ctrl-C and SIGTERM ask for a stop after this step; a second one does not wait, unless it comes with the
+        first: `timeout` sends its signal to the process and to the group it is in."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
 
         def ask(number: int, _: FrameType | None) -> None:
-            if self._signal is not None:
+            now = time.monotonic()
+            if self._signal is None:
+                self._signal, self._asked = signal.Signals(number), now
+            elif now - self._asked > TOGETHER:
                 raise KeyboardInterrupt
-            self._signal = signal.Signals(number)
 
         before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
         try:

@@ -1,6 +1,7 @@
 """The card of a trained recipe whose weights do not ship: its figures, each beside the command that repeats it.
 
     python benchmarks/make_card.py RUN --out docs/cards/NAME.md [--memories 512,1024] [--dynamic 5e-5] [--also FILE]
+        [--shorter CORPUS]
 
 Memory and clamp, and the rate of dynamic evaluation where several are given, are chosen on the validation split;
 the test split and further files are read afterwards, and choose nothing.
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from cards import commit_of, read_as, scored, training_command, ways
 
+from longspan.data import open_corpus
 from longspan.text_model import load
 from longspan.training.recipe import load_recipe
 
@@ -27,13 +29,17 @@ CARD = """# {name}
 {rows}
 
 Memory, clamp{rate} were chosen on the validation split alone: the best of what is listed. The test split chose nothing.
-{dynamic}
+{shorter}{dynamic}
 | | | |
 |---|---|---|
 | code | commit {commit} | `{training}` |
 | training text | fingerprint | {fingerprint} |
 
 A run that is limited in seconds ends at another step on another machine, and then at other weights.
+"""
+SHORTER = """
+{corpus} leaves symbols of the same files out: its test split has {kept:,} tokens, this one {whole:,}. Whoever has the
+whole text has the shorter one too, so this model spends at most {whole:,} / {kept:,} x {score:.4f} = {bound:.4f} on it.
 """
 DYNAMIC = """
 Dynamic evaluation (Krause et al. 2018) takes a gradient step on every segment once it has been scored, never on what is
@@ -73,6 +79,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--memories", default="", help="to choose among, by commas; the recipe's unless told")
     parser.add_argument("--dynamic", default="", help="rates of dynamic evaluation to choose among; none unless told")
     parser.add_argument("--also", action="append", default=[], help="a further text to score, a file or a corpus")
+    parser.add_argument("--shorter", help="a corpus that leaves symbols of the same files out: its bits are bounded")
     parser.add_argument("--flags", default="--segment 512 --lanes 8", help="for every scoring but the dynamic ones")
     parser.add_argument("--dynamic-flags", default="--segment 512", help="for those")
     parser.add_argument("--commit", help="of the code that trained it, where the run does not know")
@@ -99,12 +106,20 @@ def main(arguments: list[str] | None = None) -> None:
             unit=unit.replace("_", " "),
             rows="\n".join(map(str, found)),
             rate=" and rate" if asked.dynamic else "",
+            shorter=shorter(asked.shorter, data["name"], found) if asked.shorter else "",
             dynamic=DYNAMIC if asked.dynamic else "",
             commit=commit,
             training=training_command(about["processes"][0]["command"], asked.out.stem),
             fingerprint=data["fingerprint"],
         )
     )
+
+
+def shorter(corpus: str, data: str, found: list[Reading]) -> str:
+    """What the test split costs at most per token of a corpus that is told by it."""
+    (score,) = (way.score for way in found if way.text == f"--data {data} --split test" and way.rate is None)
+    kept, whole = (len(open_corpus(name, "test").ids) for name in (corpus, data))
+    return SHORTER.format(corpus=corpus, kept=kept, whole=whole, score=score, bound=score * whole / kept)
 
 
 def readings(asked: argparse.Namespace, data: str, memories: list[int], seen: int, unit: str) -> Iterator[Reading]:

@@ -28,7 +28,7 @@ CARD = """# {name}
 |---|---|---|---|---|
 {rows}
 
-Memory, clamp{rate} were chosen on the validation split alone: the best of what is listed. The test split chose nothing.
+{chosen} were chosen on the validation split alone: the best of what is listed. The test split chose nothing.
 {shorter}{dynamic}
 | | | |
 |---|---|---|
@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None) -> None:
             data=data["name"],
             unit=unit.replace("_", " "),
             rows="\n".join(map(str, found)),
-            rate=" and rate" if asked.dynamic else "",
+            chosen="Memory, clamp and rate" if asked.dynamic else "Memory and clamp",
             shorter=shorter(asked.shorter, data["name"], found) if asked.shorter else "",
             dynamic=DYNAMIC if asked.dynamic else "",
             commit=commit,

@@ -1,0 +1,54 @@
+"""The cards of trained recipes against the recipes, and nothing in them chosen on test text."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from longspan.cli.main import run
+from longspan.data import open_corpus
+from longspan.data.cache import cache_folder
+from longspan.training.recipe import load_recipe
+
+from .card import value
+
+ROOT = Path(__file__).resolve().parents[2]
+CARDS = sorted((ROOT / "docs" / "cards").glob("*.md"))
+ROW = re.compile(r"^\| ([^|]+) \| (\d+) \| (\d+) \| (\d+\.\d{4}) \| `longspan eval MODEL ([^`]+)` \|$", re.MULTILINE)
+
+pytestmark = pytest.mark.parametrize("card", [pytest.param(path, id=path.stem) for path in CARDS])
+
+
+def test_it_tells_of_its_recipe(card: Path) -> None:
+    recipe, told = load_recipe(card.stem), card.read_text(encoding="utf-8")
+    assert value(told, r"\n([\d,]+) parameters, ") == f"{recipe.expected.parameters:,}"
+    assert value(told, r" parameters, ([\d,]+) seconds of training") == f"{recipe.reached.seconds:,.0f}"
+    assert f"`longspan train --recipe {card.stem} --out RUN`" in told
+
+
+def test_the_validation_split_chose(card: Path) -> None:
+    recipe, told = load_recipe(card.stem), card.read_text(encoding="utf-8")
+    rows = [(name, (int(memory), int(clamp)), float(score)) for name, memory, clamp, score, _ in ROW.findall(told)]
+    static = [row for row in rows if not row[0].endswith("dynamic")]
+    way = min((score, way) for name, way, score in static if name.endswith("valid"))[1]
+    assert {found for name, found, _ in rows if not name.endswith("valid")} == {way}
+    assert way == (recipe.evaluation.memory, recipe.evaluation.clamp)
+    assert [score for name, _, score in static if name.endswith("test")] == [recipe.reached.score]
+
+
+def test_every_command_is_one(card: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for *_, words in ROW.findall(card.read_text(encoding="utf-8")):
+        assert run(["eval", "no-such-model", *words.split()]) == 2
+        assert "no-such-model" in capsys.readouterr().err
+
+
+def test_the_code_and_the_text_are_known(card: Path) -> None:
+    told, recipe = card.read_text(encoding="utf-8"), load_recipe(card.stem)
+    commit = value(told, r"\| code \| commit ([0-9a-f]{40}) \|")
+    history = subprocess.run(["git", "log", "--format=%H"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if history.returncode == 0 and not (ROOT / ".git" / "shallow").exists():
+        assert commit in history.stdout.split()
+    fingerprint = value(told, r"\| training text \| fingerprint \| ([0-9a-f]{64}) \|")
+    if (cache_folder() / "corpora" / recipe.data.corpus).is_dir():
+        assert fingerprint == open_corpus(recipe.data.corpus, "train").fingerprint

@@ -209,9 +209,14 @@ def test_dynamic_evaluation(cli: Cli, model: Path, text: Path) -> None:
     assert (moving["dynamic_rate"], moving["dynamic_decay"]) == (1e-3, 0.0)
     assert moving["scored"] == static["scored"] == len(np.load("l.npy"))
     assert moving["nats"] < static["nats"]
+    assert moving["static_bits_per_byte"] == pytest.approx(static["bits_per_byte"], abs=1e-5)
     assert "dynamic" not in static
+    told = cli("eval", model, "--data", text, "--dynamic").out
+    assert "static_bits_per_byte" in told
+    assert [line.split()[1] for line in told.splitlines() if line.startswith("dynamic_rate")] == ["5e-05"]
     again = cli("eval", model, "--data", text, "--json").json
     assert again["nats"] == static["nats"]
     cli("eval", model, "--data", text, "--dynamic", "--sliding").refused("--dynamic", "--sliding")
+    cli("eval", model, "--data", text, "--dynamic", "--lanes", 2).refused("--dynamic", "--lanes 2")
     cli("eval", model, "--data", text, "--dynamic", "--dynamic-rate", 0).refused("--dynamic-rate 0")
     cli("eval", model, "--data", text, "--dynamic-rate", 1e-3).refused("--dynamic-rate", "--dynamic")

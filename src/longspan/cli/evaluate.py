@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from longspan.evaluation.dynamic import Dynamics
+    from longspan.evaluation.likelihood import Stretch, Tally
 
 
 def evaluate(
@@ -57,7 +58,11 @@ def evaluate(
         ),
     ] = None,
     dynamic: Annotated[
-        bool, typer.Option("--dynamic", help="Learn from every segment once it is scored; the weights on disk stay.")
+        bool,
+        typer.Option(
+            "--dynamic",
+            help="Learn from every segment once it is scored, and score without that too; weights on disk stay.",
+        ),
     ] = False,
     dynamic_rate: Annotated[
         float | None, typer.Option("--dynamic-rate", help="How far a weight moves per segment; 5e-5 unless told.")
@@ -86,10 +91,10 @@ def evaluate(
 
     where = machine(device, dtype, threads)
     weights, products = where.dtype, None
-    if dynamic and dtype == "auto":
+    if dynamic and weights == torch.bfloat16:
         # Steps of learning are lost in bfloat16, whose neighbours lie further apart than they reach; products are not.
-        weights, products = torch.float32, None if weights == torch.float32 else weights
-    dynamics = _dynamics(dynamic, sliding, dynamic_rate, dynamic_decay)
+        weights, products = torch.float32, torch.bfloat16
+    dynamics = _dynamics(dynamic, sliding, lanes, dynamic_rate, dynamic_decay)
     if segment is not None and segment < 1:
         raise ConfigError(f"--segment {segment} must be at least 1")
     given = {"memory": memory, "clamp": clamp, "same_length": same_length}
@@ -104,22 +109,26 @@ def evaluate(
         why = "--sliding" if sliding else "a model without memory"
         raise ConfigError(f"--lanes are of a stream, and {why} reads a window for every token; use --no-sliding")
     text = open_corpus(data, split, loaded.tokenizer)
-    if slid:
-        stretches = sliding_losses(loaded.model, text.ids, segment=window, starts=text.starts[1:])
-    else:
-        stream = stream_losses if dynamics is None else partial(dynamic_losses, dynamics=dynamics, products=products)
-        stretches = stream(loaded.model, text.ids, segment=window, lanes=lanes, starts=text.starts[1:])
-    began = time.perf_counter()
-    with _losses_file(losses, len(text.ids) - 1) as out:
-        tally, first = Tally(out), next(stretches)  # what cannot be scored is refused here, in one sentence
+    wanted: dict[str, Any] = {"segment": window, "starts": text.starts[1:]}
+
+    def tell() -> None:
         tell_of_box(model)
         if slid and sliding is None:
             _tell_of_windows(name_of(loaded.model), window)
-        with progress("scoring", quiet=json) as watch:
-            for stretch in chain([first], stretches):
-                tally.add(stretch)
-                if watch is not None:
-                    watch(tally.count, len(text.ids) - 1)
+
+    add_up = partial(_add_up, total=len(text.ids) - 1, quiet=json)
+    with _losses_file(losses, len(text.ids) - 1) as out:
+        tally, static = Tally(out), Tally()
+        if dynamics is not None:
+            with torch.autocast(where.device.type, products, enabled=products is not None):
+                add_up(static, stream_losses(loaded.model, text.ids, **wanted), tell)
+            stretches = dynamic_losses(loaded.model, text.ids, **wanted, dynamics=dynamics, products=products)
+        elif slid:
+            stretches = sliding_losses(loaded.model, text.ids, **wanted)
+        else:
+            stretches = stream_losses(loaded.model, text.ids, **wanted, lanes=lanes)
+        began = time.perf_counter()
+        add_up(tally, stretches, None if static.count else tell)
     seconds = time.perf_counter() - began
     facts: dict[str, Any] = {"tokens": len(text.ids), "scored": tally.count, "nats": tally.mean}
     facts |= {
@@ -136,13 +145,29 @@ def evaluate(
     }
     if dynamics is not None:
         facts |= {"dynamic": True, "dynamic_rate": dynamics.rate, "dynamic_decay": dynamics.decay}
+        facts |= {f"static_bits_per_{loaded.tokenizer.unit}": static.bits, "static_perplexity": static.perplexity}
     if json:
         print_json(facts)
     else:
         print_rows(facts)
 
 
-def _dynamics(asked: bool, sliding: bool | None, rate: float | None, decay: float | None) -> "Dynamics | None":
+def _add_up(
+    tally: "Tally", stretches: "Iterator[Stretch]", tell: Callable[[], None] | None, *, total: int, quiet: bool
+) -> None:
+    first = next(stretches)  # what cannot be scored is refused here, in one sentence
+    if tell is not None:
+        tell()
+    with progress("scoring", quiet=quiet) as watch:
+        for stretch in chain([first], stretches):
+            tally.add(stretch)
+            if watch is not None:
+                watch(tally.count, total)
+
+
+def _dynamics(
+    asked: bool, sliding: bool | None, lanes: int, rate: float | None, decay: float | None
+) -> "Dynamics | None":
     from longspan.evaluation.dynamic import Dynamics
 
     given = {key: value for key, value in (("rate", rate), ("decay", decay)) if value is not None}
@@ -152,6 +177,8 @@ def _dynamics(asked: bool, sliding: bool | None, rate: float | None, decay: floa
         return None
     if sliding:
         raise ConfigError("--dynamic learns from segments as they pass, and --sliding has none; choose one of them")
+    if lanes != 1:
+        raise ConfigError(f"--dynamic learns in the order of the text, and --lanes {lanes} reads ahead; leave it out")
     return Dynamics(**given)
 
 

@@ -69,5 +69,10 @@ def print_rows(rows: dict[str, Any]) -> None:
     """Names and values, aligned."""
     width = max(len(name) for name in rows)
     for name, value in rows.items():
-        shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value
-        print(f"{name:<{width}}  {f'{value:.4f}' if isinstance(value, float) else shown}")
+        print(f"{name:<{width}}  {_shown(value)}")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4f}" if value == 0 or abs(value) >= 0.01 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

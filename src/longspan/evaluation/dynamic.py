@@ -43,38 +43,39 @@ def dynamic_losses(
     ids: Ids,
     *,
     segment: int,
-    lanes: int = 1,
     starts: NDArray[np.int64] | None = None,
     dynamics: Dynamics | None = None,
     products: torch.dtype | None = None,
 ) -> Iterator[Stretch]:
     """Every loss of a text, each scored before the model learns from it; afterwards the weights are what they were.
 
-    Memory is carried as hidden states: keys and values projected by weights that have moved since would be stale.
-    `products` may be of a shorter dtype than the weights, as in training. On a GPU the work is recorded and replayed.
+    One stream, since lanes would learn from text ahead of what others have yet to score. Memory is carried as hidden
+    states: keys and values projected by weights that have moved since would be stale. `products` may be of a shorter
+    dtype than the weights, as in training. On a GPU the work is recorded and replayed.
     """
-    pieces = pieces_of(model, ids, segment=segment, lanes=lanes, starts=starts)
+    pieces = pieces_of(model, ids, segment=segment, lanes=1, starts=starts)
     follower = Follower(model, dynamics or Dynamics(), products)
     recorded = RecordedStep(follower.read)
     before, state = None, None
     try:
         for piece in pieces:
-            state = _training_state(model, lanes) if state is None else state
+            state = _training_state(model) if state is None else state
             # Neither the segments that fill a memory nor the shorter one at the end can be recorded as the others.
             usual = state.shapes == before and piece.tokens.shape[1] == segment
             before = state.shapes
             read = recorded if usual and model.recordable else follower.read
-            losses, (state,) = read([state], piece.tokens, piece.targets, piece.counted, piece.starts)
+            losses, (state,) = read([state], piece.tokens, piece.targets, piece.starts)
             yield from piece.stretches(losses)
     finally:
         follower.restore()
 
 
-def _training_state(model: LanguageModel, lanes: int) -> State:
-    """An empty state of the form that training carries; dropout stays off."""
+def _training_state(model: LanguageModel) -> State:
+    """An empty state of the form that training carries; dropout stays as it is."""
+    mode = model.training
     model.train()
-    state = model.initial_state(lanes)
-    model.eval()
+    state = model.initial_state(1)
+    model.train(mode)
     return state
 
 
@@ -94,17 +95,15 @@ class Follower:
         states: list[State],
         tokens: Int[Tensor, "B T"],
         targets: Int[Tensor, "B T"],
-        counted: Bool[Tensor, "B T"],
         starts: Bool[Tensor, "B T"] | None,
     ) -> tuple[Float[Tensor, "B T"], list[State]]:
-        """A segment's losses, and the states after it; then a step on those that count."""
+        """A segment's losses and the states after it; then a step on their mean."""
         device = tokens.device.type
         with torch.enable_grad():
             # Entered for every segment: what it has rounded is kept until it is left, and the weights move.
             with torch.autocast(device, self.products, enabled=self.products is not None):
                 losses, state = self.model.losses(tokens, targets, states[0], starts)
-            loss = losses.masked_fill(~counted, 0).sum() / counted.sum()
-            gradients = torch.autograd.grad(loss, self.weights, allow_unused=True)
+            gradients = torch.autograd.grad(losses.mean(), self.weights, allow_unused=True)
         with torch.no_grad():
             self.learn(gradients)
         return losses.detach(), [state.detach()]

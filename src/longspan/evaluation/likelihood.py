@@ -35,12 +35,6 @@ class Piece:
     begins: list[int]  # of each lane, the entry of its first loss
     valid: list[int]  # of each lane, how many losses count
 
-    @property
-    def counted(self) -> torch.Tensor:
-        """Which losses count, [lanes, width]."""
-        places = torch.arange(self.tokens.shape[1], device=self.tokens.device)
-        return places < torch.tensor(self.valid, device=self.tokens.device)[:, None]
-
     def stretches(self, losses: torch.Tensor) -> Iterator[Stretch]:
         values = losses.detach().float().cpu().numpy()
         for lane, (begin, count) in enumerate(zip(self.begins, self.valid, strict=True)):

@@ -7,11 +7,12 @@ import re
 import shlex
 import sys
 from argparse import ArgumentParser
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from longspan.cli.main import run
+from longspan.errors import LongspanError
 
 
 def longspan(*args: object) -> str:
@@ -35,10 +36,10 @@ def read_as(memory: int, clamp: int) -> str:
     return f"--memory {memory} --clamp {clamp} --same-length"
 
 
-def ways(memories: Iterable[int], seen: int) -> list[tuple[int, int]]:
+def ways(memories: Iterable[int], seen: int | None) -> list[tuple[int, int]]:
     """Memories and clamps to choose among: distances that training never showed may better look like the longest that
-    it did, and are met where a memory is longer."""
-    return [(memory, clamp) for memory in memories for clamp in ([0, seen] if memory > seen else [0])]
+    it did, and are met where a memory is longer; `seen` is None for a family that has no clamp."""
+    return [(memory, clamp) for memory in memories for clamp in ([0, seen] if seen and memory > seen else [0])]
 
 
 def commit_of(about: dict[str, Any], given: str | None, parser: ArgumentParser) -> str:
@@ -49,7 +50,17 @@ def commit_of(about: dict[str, Any], given: str | None, parser: ArgumentParser) 
     return commit
 
 
-def training_command(words: list[str], recipe: str) -> str:
+def training_command(words: list[str]) -> str:
     """The command of a run, without the places it had on its machine."""
-    places = {"--out": "RUN", "--recipe": recipe}
-    return shlex.join([places.get(before, word) for before, word in zip(["", *words], words, strict=False)])
+    places = {"--out": lambda _: "RUN", "--recipe": lambda word: Path(word).stem}
+    both = zip(["", *words], words, strict=False)
+    return shlex.join([places.get(before, str)(word) for before, word in both])
+
+
+@contextlib.contextmanager
+def longspan_errors(parser: ArgumentParser) -> Iterator[None]:
+    """What a user can do something about ends in one sentence."""
+    try:
+        yield
+    except (LongspanError, OSError) as error:
+        parser.error(str(error))

@@ -110,7 +110,7 @@ def main(arguments: list[str] | None = None) -> None:
                 text=about["data"]["fingerprint"],
                 fingerprint=FINGERPRINT,
                 commit=commit,
-                training=training_command(about["processes"][0]["command"], "novels-box"),
+                training=training_command(about["processes"][0]["command"]),
             )
         )
         if (asked.out / "manifest.json").is_file():

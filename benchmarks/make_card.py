@@ -1,7 +1,7 @@
 """The card of a trained recipe whose weights do not ship: its figures, each beside the command that repeats it.
 
     python benchmarks/make_card.py RUN --out docs/cards/NAME.md [--memories 512,1024] [--dynamic 5e-5] [--also FILE]
-        [--shorter CORPUS]
+        [--shorter CORPUS] [--note TEXT]
 
 Memory and clamp, and the rate of dynamic evaluation where several are given, are chosen on the validation split;
 the test split and further files are read afterwards, and choose nothing.
@@ -9,27 +9,33 @@ the test split and further files are read afterwards, and choose nothing.
 
 import argparse
 import json
+import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from cards import commit_of, read_as, scored, training_command, ways
+from cards import commit_of, longspan_errors, scored, training_command, ways
 
+from longspan.checkpoints.model_folder import find_model, open_model
+from longspan.config import keys
 from longspan.data import open_corpus
-from longspan.text_model import load
+from longspan.device import find_device, find_dtype
+from longspan.training.environment import hardware
 from longspan.training.recipe import load_recipe
 
 CARD = """# {name}
 
 {parameters:,} parameters, {seconds:,.0f} seconds of training on {device}, {steps:,} steps, {tokens:,} tokens of the
-{split} split of {data}.
+{split} split of {data}. Scored on {scorer}.
 
 | text | memory | clamp | {unit} | the command that repeats it |
 |---|---|---|---|---|
 {rows}
 
-{chosen} were chosen on the validation split alone: the best of what is listed. The test split chose nothing.
-{shorter}{dynamic}
+Chosen on the validation split alone, the best of what is listed: {chosen}. The test split chose nothing.
+{more}
 | | | |
 |---|---|---|
 | code | commit {commit} | `{training}` |
@@ -43,13 +49,14 @@ whole text has the shorter one too, so this model spends at most {whole:,} / {ke
 """
 DYNAMIC = """
 Dynamic evaluation (Krause et al. 2018) takes a gradient step on every segment once it has been scored, never on what is
-to come; its figures stand beside the static ones, and are not to be compared with those of others.
+to come. Its figures stand beside those of the same reading without learning, and are not to be compared with static
+ones of others.
 """
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One way to read a text, and what it comes to."""
+    """One way to read a text, and what it comes to; `static` is the score without learning where it learns."""
 
     text: str
     memory: int
@@ -57,91 +64,138 @@ class Reading:
     flags: str
     rate: float | None = None
     score: float = 0.0
+    static: float | None = None
 
     @property
     def command(self) -> str:
         learning = "" if self.rate is None else f" --dynamic --dynamic-rate {self.rate:g}"
-        return f"longspan eval MODEL {self.text} {read_as(self.memory, self.clamp)} {self.flags}{learning}"
+        return f"longspan eval MODEL {self.text} {self.flags}{learning}"
 
     def on(self, model: Path, device: str, unit: str) -> "Reading":
-        facts = scored(self.command.replace(" MODEL", ""), model, device)
-        return replace(self, score=facts[unit])
+        facts = scored(self.command.replace(" MODEL", "", 1), model, device)
+        return replace(self, score=facts[unit], static=facts.get(f"static_{unit}"))
 
     def __str__(self) -> str:
         name = self.text.removeprefix("--data ") + ", dynamic" * (self.rate is not None)
-        return f"| {name} | {self.memory} | {self.clamp} | {self.score:.4f} | `{self.command}` |"
+        beside = "" if self.static is None else f" (static {self.static:.4f})"
+        return f"| {name} | {self.memory} | {self.clamp} | {self.score:.4f}{beside} | `{self.command}` |"
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", type=Path, help="the folder of the training run")
     parser.add_argument("--out", type=Path, required=True, help="the card")
-    parser.add_argument("--memories", default="", help="to choose among, by commas; the recipe's unless told")
-    parser.add_argument("--dynamic", default="", help="rates of dynamic evaluation to choose among; none unless told")
+    parser.add_argument("--memories", type=integers, default=[], help="to choose among; the recipe's unless told")
+    parser.add_argument("--dynamic", type=rates, default=[], help="rates of dynamic evaluation to choose among")
     parser.add_argument("--also", action="append", default=[], help="a further text to score, a file or a corpus")
     parser.add_argument("--shorter", help="a corpus that leaves symbols of the same files out: its bits are bounded")
+    parser.add_argument("--note", action="append", default=[], help="a paragraph to add")
     parser.add_argument("--flags", default="--segment 512 --lanes 8", help="for every scoring but the dynamic ones")
     parser.add_argument("--dynamic-flags", default="--segment 512", help="for those")
     parser.add_argument("--commit", help="of the code that trained it, where the run does not know")
     parser.add_argument("--device", default="auto", help="where to score: auto, cpu, cuda")
     asked = parser.parse_args(arguments)
+    if not (asked.run / "run.json").is_file():
+        parser.error(f"{asked.run} is not the folder of a run: it has no run.json")
+    with longspan_errors(parser):
+        asked.out.parent.mkdir(parents=True, exist_ok=True)
+        asked.out.touch()
+        asked.out.write_text(card(asked, parser))
+
+
+def integers(words: str) -> list[int]:
+    return [int(word) for word in words.split(",") if word]
+
+
+def rates(words: str) -> list[float]:
+    found = [float(word) for word in words.split(",") if word]
+    if not all(0 < rate < 1 for rate in found):
+        raise ValueError
+    return found
+
+
+def card(asked: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
     about = json.loads((asked.run / "run.json").read_text())
     commit, data = commit_of(about, asked.commit, parser), about["data"]
-    recipe, model = load_recipe(str(asked.run / "recipe.toml")), load(asked.run)
-    unit = "perplexity" if model.tokenizer.kind == "words" else "bits_per_byte"
-    memories = [int(m) for m in asked.memories.split(",") if m] or [recipe.evaluation.memory or recipe.model.memory]
-    found = list(readings(asked, data["name"], memories, recipe.model.segment + recipe.model.memory - 1, unit))
-    last = json.loads((asked.run / "metrics.jsonl").read_text().splitlines()[-1])
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
-    asked.out.write_text(
-        CARD.format(
-            name=asked.out.stem,
-            parameters=model.parameter_count,
-            seconds=last["seconds"],
-            steps=last["step"],
-            tokens=last["tokens"],
-            device=about["processes"][-1]["device"],
-            split=data["split"],
-            data=data["name"],
-            unit=unit.replace("_", " "),
-            rows="\n".join(map(str, found)),
-            chosen="Memory, clamp and rate" if asked.dynamic else "Memory and clamp",
-            shorter=shorter(asked.shorter, data["name"], found) if asked.shorter else "",
-            dynamic=DYNAMIC if asked.dynamic else "",
-            commit=commit,
-            training=training_command(about["processes"][0]["command"], asked.out.stem),
-            fingerprint=data["fingerprint"],
-        )
+    recipe, found = load_recipe(str(asked.run / "recipe.toml")), find_model(asked.run, keep=["README.md"])
+    model = open_model(found)
+    tokens = model.tokenizer
+    unit = "perplexity" if tokens.kind == "words" else f"bits_per_{tokens.unit}"
+    known = keys(type(recipe.model))
+    if asked.memories and "memory" not in known:
+        parser.error(f"--memories {asked.memories}: a {recipe.family} has no model.memory")
+    bound = lengths(asked.shorter, data["name"], unit, parser) if asked.shorter else None
+    read = list(readings(asked, recipe, data["name"], known, unit))
+    where = find_device(asked.device)
+    choices = [name for name in ("memory", "clamp") if name in known] + ["rate"] * (len(asked.dynamic) > 1)
+    return CARD.format(
+        name=asked.out.stem,
+        parameters=model.model.parameter_count,
+        device=about["processes"][-1]["device"],
+        split=data["split"],
+        data=data["name"],
+        scorer=f"{hardware(where)}, {str(find_dtype('auto', where)).removeprefix('torch.')}",
+        unit=unit.replace("_", " "),
+        rows="\n".join(map(str, read)),
+        chosen=", ".join(choices) or "nothing",
+        more="".join([bounded(asked.shorter, *bound, read) if bound else "", DYNAMIC if asked.dynamic else ""])
+        + "".join(f"\n{note}\n" for note in asked.note),
+        commit=commit,
+        training=training_command(about["processes"][0]["command"]),
+        fingerprint=data["fingerprint"],
+        **progress(asked.run, found.contents["README.md"].decode()),
     )
 
 
-def shorter(corpus: str, data: str, found: list[Reading]) -> str:
-    """What the test split costs at most per token of a corpus that is told by it."""
-    (score,) = (way.score for way in found if way.text == f"--data {data} --split test" and way.rate is None)
+def progress(run: Path, notes: str) -> dict[str, Any]:
+    """Steps, tokens and seconds of the weights that are scored, which need not be the run's last."""
+    (step,) = (int(found.replace(",", "")) for found in re.findall(r", seed \d+, ([\d,]+) steps,", notes))
+    rows = (json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines())
+    *_, row = (row for row in rows if row.get("step") == step)
+    return {"steps": step, "tokens": row["tokens"], "seconds": row["seconds"]}
+
+
+def lengths(corpus: str, data: str, unit: str, parser: argparse.ArgumentParser) -> tuple[int, int]:
+    """Symbols of both test splits: the shorter one's, and all."""
     kept, whole = (len(open_corpus(name, "test").ids) for name in (corpus, data))
+    if unit == "perplexity" or kept > whole:
+        parser.error(f"--shorter {corpus}: {kept:,} of {whole:,} tokens and {unit}; it is for bits of fewer symbols")
+    return kept, whole
+
+
+def bounded(corpus: str, kept: int, whole: int, read: list[Reading]) -> str:
+    """What the test split costs at most per token of a corpus that is told by it."""
+    (score,) = (way.score for way in read if way.text.endswith("--split test") and way.rate is None)
     return SHORTER.format(corpus=corpus, kept=kept, whole=whole, score=score, bound=score * whole / kept)
 
 
-def readings(asked: argparse.Namespace, data: str, memories: list[int], seen: int, unit: str) -> Iterator[Reading]:
+def readings(asked: argparse.Namespace, recipe: Any, data: str, known: list[str], unit: str) -> Iterator[Reading]:
     """Valid in every way, then test and all else in the best."""
+
+    def way_of(text: str, memory: int, clamp: int, flags: str) -> Reading:
+        given = [("memory", f"--memory {memory}"), ("clamp", f"--clamp {clamp}"), ("same_length", "--same-length")]
+        return Reading(text, memory, clamp, " ".join([*(flag for key, flag in given if key in known), flags]))
 
     def best(read: list[Reading]) -> Reading:
         return min(read, key=lambda way: way.score)
 
-    static = [Reading(f"--data {data} --split valid", m, c, asked.flags) for m, c in ways(memories, seen)]
-    static = [way.on(asked.run, asked.device, unit) for way in static]
+    own = getattr(recipe.model, "memory", 0)
+    seen = recipe.model.segment + own - 1
+    pairs = ways(asked.memories or [recipe.evaluation.memory or own], seen if "clamp" in known else None)
+    valid = f"--data {shlex.quote(data)} --split valid"
+    static = [way_of(valid, *pair, asked.flags).on(asked.run, asked.device, unit) for pair in pairs]
     yield from static
     chosen = [best(static)]
-    rates = [float(rate) for rate in asked.dynamic.split(",") if rate]
-    if rates:
-        dynamic = [replace(chosen[0], flags=asked.dynamic_flags, rate=rate) for rate in rates]
-        if len(rates) > 1:
+    if asked.dynamic:
+        pair = (chosen[0].memory, chosen[0].clamp)
+        dynamic = [replace(way_of(valid, *pair, asked.dynamic_flags), rate=rate) for rate in asked.dynamic]
+        if len(dynamic) > 1:
             dynamic = [way.on(asked.run, asked.device, unit) for way in dynamic]
             yield from dynamic
         chosen.append(best(dynamic))
-    for text in (f"--data {data} --split test", *(f"--data {text}" for text in asked.also)):
+    for text in (f"{shlex.quote(data)} --split test", *map(shlex.quote, asked.also)):
         for way in chosen:
-            yield replace(way, text=text).on(asked.run, asked.device, unit)
+            yield replace(way, text=f"--data {text}").on(asked.run, asked.device, unit)
 
 
 if __name__ == "__main__":

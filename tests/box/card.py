@@ -1,7 +1,11 @@
-"""What a card of benchmarks/make_box.py says, read back."""
+"""What cards say, read back."""
 
 import re
 from dataclasses import dataclass
+
+# Of a card of benchmarks/make_card.py: text, memory, clamp, score and command.
+SCORE = r"(\d+\.\d{4})(?: \(static [\d.]+\))?"
+FIGURE = re.compile(rf"^\| ([^|]+) \| (\d+) \| (\d+) \| {SCORE} \| `longspan eval MODEL ([^`]+)` \|$", re.MULTILINE)
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,10 @@ from longspan.data import open_corpus
 from longspan.data.cache import cache_folder
 from longspan.training.recipe import load_recipe
 
-from .card import value
+from .card import FIGURE, value
 
 ROOT = Path(__file__).resolve().parents[2]
 CARDS = sorted((ROOT / "docs" / "cards").glob("*.md"))
-ROW = re.compile(r"^\| ([^|]+) \| (\d+) \| (\d+) \| (\d+\.\d{4}) \| `longspan eval MODEL ([^`]+)` \|$", re.MULTILINE)
 
 pytestmark = pytest.mark.parametrize("card", [pytest.param(path, id=path.stem) for path in CARDS])
 
@@ -29,16 +28,22 @@ def test_it_tells_of_its_recipe(card: Path) -> None:
 
 def test_the_validation_split_chose(card: Path) -> None:
     recipe, told = load_recipe(card.stem), card.read_text(encoding="utf-8")
-    rows = [(name, (int(memory), int(clamp)), float(score)) for name, memory, clamp, score, _ in ROW.findall(told)]
-    static = [row for row in rows if not row[0].endswith("dynamic")]
-    way = min((score, way) for name, way, score in static if name.endswith("valid"))[1]
-    assert {found for name, found, _ in rows if not name.endswith("valid")} == {way}
-    assert way == (recipe.evaluation.memory, recipe.evaluation.clamp)
-    assert [score for name, _, score in static if name.endswith("test")] == [recipe.reached.score]
+    rows = [(*row[:3], float(row[3]), re.findall("--dynamic-rate ([^ ]+)", row[4])) for row in FIGURE.findall(told)]
+    static, dynamic = ([row for row in rows if bool(row[4]) == learns] for learns in (False, True))
+    for read in (static, dynamic):
+        tried = [row for row in read if row[0].partition(",")[0].endswith("valid")]
+        chosen = {(row[1], row[2], *row[4]) for row in read if row not in tried}
+        assert len(chosen) <= 1
+        if tried:
+            best = min(tried, key=lambda row: row[3])
+            assert chosen == {(best[1], best[2], *best[4])}
+    test = [row for row in static if row[0].endswith("test")]
+    own = (str(recipe.evaluation.memory), str(recipe.evaluation.clamp or 0), recipe.reached.score)
+    assert [row[1:4] for row in test] == [own]
 
 
 def test_every_command_is_one(card: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for *_, words in ROW.findall(card.read_text(encoding="utf-8")):
+    for *_, words in FIGURE.findall(card.read_text(encoding="utf-8")):
         assert run(["eval", "no-such-model", *words.split()]) == 2
         assert "no-such-model" in capsys.readouterr().err
 

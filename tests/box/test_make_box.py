@@ -27,7 +27,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LONGSPAN_CACHE", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("sys.argv", ["longspan", "train", "--recipe", "/some/where.toml", "--out", "/at/home/run"])
+    monkeypatch.setattr("sys.argv", ["longspan", "train", "--recipe", "/some/novels-box.toml", "--out", "/at/home/run"])
     novels = tmp_path / "cache" / "corpora" / "english-novels"
     novels.mkdir(parents=True)
     for k in range(9):

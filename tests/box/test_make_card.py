@@ -1,8 +1,10 @@
-"""The maker of cards on a run of a few steps: every command of the card prints its figure."""
+"""The maker of cards on runs of a few steps: every command of the card prints its figure."""
 
 import importlib
 import json
 import re
+import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,45 +12,120 @@ import pytest
 from longspan.cli.main import run
 from longspan.data import open_corpus
 
+from .card import FIGURE, value
+
 ROOT = Path(__file__).resolve().parents[2]
-ROW = re.compile(r"^\| ([^|]+) \| (\d+) \| (\d+) \| (\d+\.\d{4}) \| `longspan eval MODEL ([^`]+)` \|$", re.MULTILINE)
+SMALL = ["model.layers=1", "model.width=16", "model.segment=16", "training.batch=2", "training.steps=5"]
+MEMORY = ["model.heads=2", "model.inner=16", "model.memory=16"]
+COMMIT = "c" * 40
+
+MakeCard = Callable[..., str]
 
 
-def test_every_command_of_the_card_prints_its_figure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LONGSPAN_CACHE", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     monkeypatch.chdir(tmp_path)
-    text, other = tmp_path / "text.txt", tmp_path / "other.txt"
-    text.write_bytes(b"It was the year one, and the sun rose.\n" * 60)
-    other.write_bytes(b"The moon did not.\n" * 20)
-    joined = tmp_path / "joined.txt"
-    joined.write_bytes(text.read_bytes().replace(b"\n", b""))
-    small = ["layers=1", "width=16", "heads=2", "inner=16", "segment=16", "memory=16"]
-    keys = [f"model.{key}" for key in small] + ["training.batch=2", "training.steps=5"]
-    sets = [part for key in keys for part in ("--set", key)]
-    flags = ["--data", str(text), "--out", str(tmp_path / "run"), "--device", "cpu"]
-    assert run(["train", "--recipe", "tiny", *flags, *sets]) == 0
-    card, commit = tmp_path / "cards" / "tiny.md", "c" * 40
-    asked = ["--memories", "8,64", "--dynamic", "1e-5,1e-3", "--also", str(other), "--flags", "--segment 16 --lanes 2"]
-    asked += ["--shorter", str(joined)]
-    maker = importlib.import_module("make_card")
-    maker.main([str(tmp_path / "run"), "--out", str(card), "--commit", commit, "--device", "cpu", *asked])
-    found = ROW.findall(card.read_text())
+    file = tmp_path / "a text.txt"
+    file.write_bytes(b"It was the year one, and the sun rose.\n" * 60)
+    return file
+
+
+def train(recipe: str, text: Path, *keys: str) -> None:
+    sets = [part for key in (*SMALL, *keys) for part in ("--set", key)]
+    words = ["train", "--recipe", recipe, "--data", str(text), "--out", "run", "--device", "cpu"]
+    assert run([*words, *sets]) == 0
+
+
+def make_card(*asked: str) -> str:
+    """The card of the run, with every one of its commands typed in."""
+    importlib.import_module("make_card").main(["run", "--out", "cards/c.md", "--device", "cpu", *asked])
+    return Path("cards/c.md").read_text()
+
+
+def check_commands(card: str, capsys: pytest.CaptureFixture[str], unit: str = "bits_per_byte") -> None:
+    capsys.readouterr()
+    for name, _, _, score, words in FIGURE.findall(card):
+        assert run(["eval", "run", *shlex.split(words), "--device", "cpu", "--json"]) == 0
+        facts = json.loads(capsys.readouterr().out)
+        assert facts[unit] == pytest.approx(float(score), abs=1e-4), name
+        assert ("dynamic" in name) == bool(facts.get("dynamic"))
+        if facts.get("dynamic"):
+            assert f"{float(score):.4f} (static {facts[f'static_{unit}']:.4f})" in card
+
+
+def test_every_command_of_the_card_prints_its_figure(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("other.txt").write_bytes(b"The moon did not.\n" * 20)
+    Path("joined.txt").write_bytes(text.read_bytes().replace(b"\n", b""))
+    train("tiny", text, *MEMORY)
+    asked = ["--memories", "8,64", "--dynamic", "1e-5,1e-3", "--also", "other.txt", "--flags", "--segment 16 --lanes 2"]
+    card = make_card("--commit", COMMIT, *asked, "--shorter", "joined.txt", "--note", "A word more.")
+    found = FIGURE.findall(card)
     # valid with 8, with 64 free and clamped, at two rates; test and the other text, static and dynamic
     assert len(found) == 3 + 2 + 2 * 2
     assert [(int(memory), int(clamp)) for _, memory, clamp, *_ in found[:3]] == [(8, 0), (64, 0), (64, 31)]
-    assert commit in card.read_text()
-    capsys.readouterr()
-    for name, _, _, score, words in found:
-        assert run(["eval", str(tmp_path / "run"), *words.split(), "--device", "cpu", "--json"]) == 0
-        facts = json.loads(capsys.readouterr().out)
-        assert facts["bits_per_byte"] == pytest.approx(float(score), abs=1e-4), name
-        assert ("dynamic" in name) == bool(facts.get("dynamic"))
+    check_commands(card, capsys)
     best = min(found[:3], key=lambda row: float(row[3]))
     assert all(row[1:3] == best[1:3] for row in found[3:])
     (test,) = (float(row[3]) for row in found if row[0].endswith("--split test"))
-    whole, kept = (len(open_corpus(str(path), "test").ids) for path in (text, joined))
-    (bound,) = re.findall(rf"{whole} / {kept} x {test:.4f} = (\d+\.\d{{4}}) on it", card.read_text())
+    whole, kept = (len(open_corpus(path, "test").ids) for path in (str(text), "joined.txt"))
+    (bound,) = re.findall(rf"{whole} / {kept} x {test:.4f} = (\d+\.\d{{4}}) on it", card)
     assert float(bound) == pytest.approx(test * whole / kept, abs=2e-4)
+    for sentence in (COMMIT, "listed: memory, clamp, rate. The", "\nA word more.\n", ", float32.\n"):
+        assert sentence in card
+
+
+@pytest.mark.parametrize(
+    ("recipe", "keys", "unit"),
+    [
+        ("demo-vanilla", ["model.heads=2", "model.inner=16"], "bits_per_byte"),
+        ("demo-lstm", [], "bits_per_byte"),
+        ("demo-compressive", [*MEMORY, "model.compressed=4", "model.rate=2"], "bits_per_byte"),
+        ("tiny", [*MEMORY, "data.tokens=words"], "perplexity"),
+        ("tiny", [*MEMORY, "data.tokens=characters"], "bits_per_character"),
+    ],
+)
+def test_a_card_of_any_family_and_unit(
+    recipe: str, keys: list[str], unit: str, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(recipe, text, *keys, "training.validate_every=2", "training.steps=5")
+    card = make_card(
+        "--commit", COMMIT, "--flags", "--segment 16", "--dynamic-flags", "--segment 16", "--dynamic", "1e-4"
+    )
+    static, dynamic = (sum(("dynamic" in row[0]) == learns for row in FIGURE.findall(card)) for learns in (False, True))
+    assert (static, dynamic) == (3 if "--clamp" in card else 2, 1)
+    check_commands(card, capsys, unit)
+    assert re.search(r"listed: (nothing|memory|memory, clamp)\. The", card)  # there was but one rate
+    notes = Path("run/best/README.md").read_text()  # best, which need not be the last
+    assert value(card, r"\n[^\n]*, ([\d,]+) steps, ") == value(notes, r", seed \d+, ([\d,]+) steps,")
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (["--memories", "abc"], "abc"),
+        (["--dynamic", "1e-4,abc"], "abc"),
+        (["--dynamic", "5"], "5"),
+        (["--shorter", "no-such-corpus"], "no-such-corpus"),
+        (["--shorter", "longer.txt"], "longer.txt"),
+        (["--out", "a text.txt/c.md"], "a text.txt"),
+    ],
+)
+def test_what_cannot_be_is_told_before_anything_is_scored(
+    asked: list[str], told: str, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("longer.txt").write_bytes(text.read_bytes() * 2)
+    train("tiny", text, *MEMORY)
+    with pytest.raises(SystemExit) as end:
+        make_card("--commit", COMMIT, *asked)
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert told in said.splitlines()[-1]
+    assert "longspan eval" not in said
+
+
+def test_a_folder_that_is_no_run_is_told(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        importlib.import_module("make_card").main([str(text.parent), "--out", "c.md"])
+    assert "is not the folder of a run" in capsys.readouterr().err

@@ -142,6 +142,22 @@ def test_every_family_grows(cli: Cli) -> None:
         assert (longest < 1.4) if growth["read"] == "segments of 8" else (longest > 1.4), growth
 
 
+def test_what_was_measured_before_an_interruption_is_printed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = families._take
+
+    def interrupted(case: Case, *rest: Any) -> Any:
+        if case.family == "lstm":
+            raise KeyboardInterrupt
+        return plain(case, *rest)
+
+    monkeypatch.setattr(families, "_take", interrupted)
+    result = cli(
+        "bench", "families", "vanilla", "lstm", "--preset", "tiny", "--lengths", "8", "--json", "--device", "cpu"
+    )
+    assert result.code == 130
+    assert [growth["family"] for growth in result.json["families"]] == ["vanilla"]
+
+
 def test_operations_by_hand() -> None:
     """12 layers of width 512 and 2048 inside: full attention is most of it from 8k on, a window of 512 never is."""
     preset, lengths = timing.PRESETS["enwik8"], (4096, 8192)

@@ -99,7 +99,12 @@ def families(
     meaning = MEANING[where.device.type]
     if json:
         facts = {"dtype": str(where.dtype), "lengths": sorted(set(asked or chosen.texts)), "bytes": meaning}
-        print_json({**about, **facts, "families": [growth.facts() for growth in found]})
+        measured: list[dict[str, Any]] = []
+        try:
+            for growth in found:
+                measured.append(growth.facts())
+        finally:  # minutes of measuring are not lost with the rest
+            print_json({**about, **facts, "families": measured})
         return
     print(", ".join(about.values()))
     print(f"MiB: {meaning}; by count: the slope of the operations\n")

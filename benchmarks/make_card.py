@@ -1,9 +1,10 @@
 """The card of a trained recipe whose weights do not ship: its figures, each beside the command that repeats it.
 
     python benchmarks/make_card.py RUN --out docs/cards/NAME.md [--memories 512,1024] [--dynamic 5e-5] [--also FILE]
-        [--shorter CORPUS] [--note TEXT]
+        [--temps 1,1.1] [--shorter CORPUS] [--note TEXT]
 
-Memory and clamp, and the rate of dynamic evaluation where several are given, are chosen on the validation split;
+Memory and clamp, then the temperature and the rate of dynamic evaluation where several are given, are chosen on the
+validation split;
 the test split and further files are read afterwards, and choose nothing.
 """
 
@@ -62,14 +63,16 @@ class Reading:
     memory: int
     clamp: int
     flags: str
+    temp: float = 1.0
     rate: float | None = None
     score: float = 0.0
     static: float | None = None
 
     @property
     def command(self) -> str:
+        cooler = "" if self.temp == 1 else f" --temp {self.temp:g}"
         learning = "" if self.rate is None else f" --dynamic --dynamic-rate {self.rate:g}"
-        return f"longspan eval MODEL {self.text} {self.flags}{learning}"
+        return f"longspan eval MODEL {self.text} {self.flags}{cooler}{learning}"
 
     def on(self, model: Path, device: str, unit: str) -> "Reading":
         facts = scored(self.command.replace(" MODEL", "", 1), model, device)
@@ -86,6 +89,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("run", type=Path, help="the folder of the training run")
     parser.add_argument("--out", type=Path, required=True, help="the card")
     parser.add_argument("--memories", type=integers, default=[], help="to choose among; the recipe's unless told")
+    parser.add_argument("--temps", type=numbers, default=[], help="temperatures to choose among")
     parser.add_argument("--dynamic", type=rates, default=[], help="rates of dynamic evaluation to choose among")
     parser.add_argument("--also", action="append", default=[], help="a further text to score, a file or a corpus")
     parser.add_argument("--shorter", help="a corpus that leaves symbols of the same files out: its bits are bounded")
@@ -107,8 +111,12 @@ def integers(words: str) -> list[int]:
     return [int(word) for word in words.split(",") if word]
 
 
+def numbers(words: str) -> list[float]:
+    return [float(word) for word in words.split(",") if word]
+
+
 def rates(words: str) -> list[float]:
-    found = [float(word) for word in words.split(",") if word]
+    found = numbers(words)
     if not all(0 < rate < 1 for rate in found):
         raise ValueError
     return found
@@ -127,7 +135,8 @@ def card(asked: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
     bound = lengths(asked.shorter, data["name"], unit, parser) if asked.shorter else None
     read = list(readings(asked, recipe, data["name"], known, unit))
     where = find_device(asked.device)
-    choices = [name for name in ("memory", "clamp") if name in known] + ["rate"] * (len(asked.dynamic) > 1)
+    choices = [name for name in ("memory", "clamp") if name in known]
+    choices += [name for name, tried in (("temperature", asked.temps), ("rate", asked.dynamic)) if len(tried) > 1]
     return CARD.format(
         name=asked.out.stem,
         parameters=model.model.parameter_count,
@@ -185,10 +194,14 @@ def readings(asked: argparse.Namespace, recipe: Any, data: str, known: list[str]
     valid = f"--data {shlex.quote(data)} --split valid"
     static = [way_of(valid, *pair, asked.flags).on(asked.run, asked.device, unit) for pair in pairs]
     yield from static
-    chosen = [best(static)]
+    tempered = [replace(best(static), temp=temp) for temp in asked.temps if temp != 1]
+    tempered = [way.on(asked.run, asked.device, unit) for way in tempered]
+    yield from tempered
+    chosen = [best(static + tempered)]
     if asked.dynamic:
         pair = (chosen[0].memory, chosen[0].clamp)
-        dynamic = [replace(way_of(valid, *pair, asked.dynamic_flags), rate=rate) for rate in asked.dynamic]
+        plain = replace(way_of(valid, *pair, asked.dynamic_flags), temp=chosen[0].temp)
+        dynamic = [replace(plain, rate=rate) for rate in asked.dynamic]
         if len(dynamic) > 1:
             dynamic = [way.on(asked.run, asked.device, unit) for way in dynamic]
             yield from dynamic

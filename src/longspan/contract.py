@@ -134,7 +134,10 @@ class Choosing(Protocol):
 
 
 class Head(nn.Module, ABC):
-    """From hidden states to tokens."""
+    """From hidden states to tokens. Every softmax is of scores over `temperature`: above 1 for a model too sure of
+    itself when it is scored."""
+
+    temperature: float = 1.0
 
     @abstractmethod
     def logits(self, hidden: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:

@@ -28,8 +28,9 @@ def test_it_tells_of_its_recipe(card: Path) -> None:
 
 def test_the_validation_split_chose(card: Path) -> None:
     recipe, told = load_recipe(card.stem), card.read_text(encoding="utf-8")
-    rows = [(*row[:3], float(row[3]), re.findall("--dynamic-rate ([^ ]+)", row[4])) for row in FIGURE.findall(told)]
-    static, dynamic = ([row for row in rows if bool(row[4]) == learns] for learns in (False, True))
+    found = FIGURE.findall(told)
+    rows = [(*row[:3], float(row[3]), re.findall("--(temp|dynamic-rate) ([^ ]+)", row[4])) for row in found]
+    static, dynamic = ([row for row in rows if ("dynamic" in row[0]) == learns] for learns in (False, True))
     for read in (static, dynamic):
         tried = [row for row in read if row[0].partition(",")[0].endswith("valid")]
         chosen = {(row[1], row[2], *row[4]) for row in read if row not in tried}

@@ -60,19 +60,23 @@ def test_every_command_of_the_card_prints_its_figure(text: Path, capsys: pytest.
     Path("joined.txt").write_bytes(text.read_bytes().replace(b"\n", b""))
     train("tiny", text, *MEMORY)
     asked = ["--memories", "8,64", "--dynamic", "1e-5,1e-3", "--also", "other.txt", "--flags", "--segment 16 --lanes 2"]
+    asked += ["--temps", "1,0.5,1.5"]
     card = make_card("--commit", COMMIT, *asked, "--shorter", "joined.txt", "--note", "A word more.")
     found = FIGURE.findall(card)
-    # valid with 8, with 64 free and clamped, at two rates; test and the other text, static and dynamic
-    assert len(found) == 3 + 2 + 2 * 2
+    # valid with 8, with 64 free and clamped, at two temperatures and two rates; test and the other text, both ways
+    assert len(found) == 3 + 2 + 2 + 2 * 2
     assert [(int(memory), int(clamp)) for _, memory, clamp, *_ in found[:3]] == [(8, 0), (64, 0), (64, 31)]
     check_commands(card, capsys)
     best = min(found[:3], key=lambda row: float(row[3]))
     assert all(row[1:3] == best[1:3] for row in found[3:])
+    temps = {re.search(r"--temp (\S+)", row[4]).group(1): float(row[3]) for row in found[3:5]}  # type: ignore[union-attr]
+    cooler = min({**temps, "1": float(best[3])}.items(), key=lambda pair: pair[1])[0]
+    assert all((f" --temp {cooler}" in row[4]) or ("--temp" not in row[4] and cooler == "1") for row in found[5:])
     (test,) = (float(row[3]) for row in found if row[0].endswith("--split test"))
     whole, kept = (len(open_corpus(path, "test").ids) for path in (str(text), "joined.txt"))
     (bound,) = re.findall(rf"{whole} / {kept} x {test:.4f} = (\d+\.\d{{4}}) on it", card)
     assert float(bound) == pytest.approx(test * whole / kept, abs=2e-4)
-    for sentence in (COMMIT, "listed: memory, clamp, rate. The", "\nA word more.\n", ", float32.\n"):
+    for sentence in (COMMIT, "listed: memory, clamp, temperature, rate. The", "\nA word more.\n", ", float32.\n"):
         assert sentence in card
 
 

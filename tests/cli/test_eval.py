@@ -202,6 +202,23 @@ def test_losses_replace_no_device_and_reserve_their_room(cli: Cli, model: Path, 
     assert set(Path().iterdir()) == before
 
 
+@pytest.mark.parametrize("way", [[], ["--sliding", "--segment", "8"], ["--dynamic", "--dynamic-rate", "1e-9"]])
+def test_scores_over_a_temperature(way: list[str], cli: Cli, model: Path, text: Path) -> None:
+    short = Path("short.txt")
+    short.write_bytes(text.read_bytes()[:200])
+    found = cli("eval", model, "--data", short, "--temp", 3, "--json", *way).json
+    assert found["temperature"] == 3
+    loaded, ids = longspan.load(model).model, torch.frombuffer(bytearray(short.read_bytes()), dtype=torch.uint8).long()
+    windows = [ids[max(0, k - 8) : k] for k in range(1, len(ids))] if "--sliding" in way else [ids[:-1]]
+    with torch.inference_mode():
+        last = [loaded(window[None], loaded.initial_state(1))[0][0] for window in windows]
+    logits = torch.stack([row[-1] for row in last]) if "--sliding" in way else last[0]
+    wanted = torch.nn.functional.cross_entropy(logits / 3, ids[1:])
+    assert found["nats"] == pytest.approx(float(wanted), abs=1e-4)
+    for wrong in (0, -1, "nan", "inf"):
+        cli("eval", model, "--data", short, "--temp", wrong).refused("--temp")
+
+
 def test_dynamic_evaluation(cli: Cli, model: Path, text: Path) -> None:
     static = cli("eval", model, "--data", text, "--json").json
     moving = cli("eval", model, "--data", text, "--dynamic", "--dynamic-rate", 1e-3, "--losses", "l.npy", "--json").json

@@ -27,15 +27,37 @@ SHAPES = [
 ]
 
 
+@pytest.mark.parametrize("temperature", [1.0, 1.7])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_probabilities_sum_to_one_and_losses_are_theirs_in_order(shape: dict) -> None:
+def test_probabilities_sum_to_one_and_losses_are_theirs_in_order(shape: dict, temperature: float) -> None:
     _, head = make(**shape)
+    head.temperature = temperature
     hidden, targets = torch.randn(2, 40, WIDTH, dtype=torch.float64), torch.randint(V, (2, 40))
     logits = head.logits(hidden)
     expected = -logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
     torch.testing.assert_close(head.losses(hidden, targets), expected, rtol=0, atol=1e-12)
     if shape.get("cutoffs"):
         torch.testing.assert_close(logits.exp().sum(-1), torch.ones(2, 40, dtype=torch.float64))
+
+
+def test_every_softmax_is_of_scores_over_the_temperature() -> None:
+    """One softmax, and the two a rare token's probability is made of."""
+    hidden = torch.randn(1, 5, WIDTH, dtype=torch.float64)
+    _, plain = make()
+    scores = plain.logits(hidden)
+    plain.temperature = 1.7
+    torch.testing.assert_close(plain.logits(hidden), scores / 1.7, rtol=0, atol=1e-12)
+    _, head = make(cutoffs=(10,), tie_embedding=False)
+    table, bias = (
+        torch.cat([head.tables[0][:10], head.cluster_weight]),
+        torch.cat([head.biases[0][:10], head.cluster_bias]),
+    )
+    first = (hidden @ table.T + bias) / 1.7
+    rest = (hidden @ head.tables[0][10:].T + head.biases[0][10:]) / 1.7
+    head.temperature = 1.7
+    entry = first.log_softmax(-1)
+    wanted = torch.cat([entry[..., :10], entry[..., 10:] + rest.log_softmax(-1)], -1)
+    torch.testing.assert_close(head.logits(hidden), wanted, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -57,6 +57,9 @@ def evaluate(
             "a window unless told where a model has no memory.",
         ),
     ] = None,
+    temp: Annotated[
+        float, typer.Option("--temp", help="Divide scores by this before the softmax; 1 leaves them as they are.")
+    ] = 1.0,
     dynamic: Annotated[
         bool,
         typer.Option(
@@ -97,12 +100,14 @@ def evaluate(
     dynamics = _dynamics(dynamic, sliding, lanes, dynamic_rate, dynamic_decay)
     if segment is not None and segment < 1:
         raise ConfigError(f"--segment {segment} must be at least 1")
+    if not 0.01 <= temp <= 100:
+        raise ConfigError(f"--temp {temp} must lie between 0.01 and 100; 1 leaves the scores as they are")
     given = {"memory": memory, "clamp": clamp, "same_length": same_length}
     overrides = {name: value for name, value in given.items() if value is not None}
     found = find_model(box(model))
     _check_flags(overrides, found.contents["config.json"])
     loaded = open_model(found, overrides=overrides, device=where.device, dtype=weights)
-    config = loaded.model.config
+    config, loaded.model.head.temperature = loaded.model.config, temp
     window = config.segment if segment is None else segment
     slid = dynamics is None and slides(loaded.model, sliding)
     if slid and lanes != 1:
@@ -141,6 +146,7 @@ def evaluate(
         "same_length": getattr(config, "same_length", False),
         "lanes": lanes,
         "sliding": slid,
+        "temperature": temp,
         **loaded.model.facts(),
     }
     if dynamics is not None:

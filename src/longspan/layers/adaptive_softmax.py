@@ -42,7 +42,9 @@ class AdaptiveSoftmax(Head):
             self.cluster_bias = nn.Parameter(torch.zeros(len(cutoffs)))
 
     def _scores(self, hidden: Float[Tensor, "... D"], cluster: int) -> Float[Tensor, "... E"]:
-        """Scores of a cluster's tokens; cluster 0 has the entries of the others behind its own."""
+        """Scores of a cluster's tokens, over the temperature; cluster 0 has the entries of the others behind its own.
+
+        In float32 or wider, whatever they are computed in: probabilities come of them."""
         begin, end = self.clusters[cluster]
         whole = len(self.tables) < len(self.clusters)
         table = self.tables[0][begin:end] if whole else self.tables[cluster]
@@ -51,24 +53,26 @@ class AdaptiveSoftmax(Head):
             table, bias = torch.cat([table, self.cluster_weight]), torch.cat([bias, self.cluster_bias])
         if len(self.projections):
             hidden = F.linear(hidden, self.projections[cluster].t())
-        return F.linear(hidden, table, bias)
+        scores = F.linear(hidden, table, bias)
+        wide = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
+        return wide if self.temperature == 1 else wide / self.temperature
 
     def logits(self, hidden: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
         """Scores of every token; with clusters, log-probabilities (which are scores too), in float32."""
-        head = _wide(self._scores(hidden, 0))
+        head = self._scores(hidden, 0)
         if len(self.clusters) == 1:
             return head
         head = head.log_softmax(-1)
         frequent = self.clusters[0][1]
         tails = [
-            head[..., frequent + i - 1, None] + _wide(self._scores(hidden, i)).log_softmax(-1)
+            head[..., frequent + i - 1, None] + self._scores(hidden, i).log_softmax(-1)
             for i in range(1, len(self.clusters))
         ]
         return torch.cat([head[..., :frequent], *tails], dim=-1)
 
     def losses(self, hidden: Float[Tensor, "B T D"], targets: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         """Negative log-probability of each target in nats, in the order of the tokens; at least float32."""
-        head = _wide(self._scores(hidden, 0))
+        head = self._scores(hidden, 0)
         if len(self.clusters) == 1:
             return F.cross_entropy(head.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
         frequent = self.clusters[0][1]
@@ -78,11 +82,6 @@ class AdaptiveSoftmax(Head):
         losses = F.cross_entropy(head.flatten(0, 1), entry.flatten(), reduction="none").view(targets.shape)
         for i, (begin, end) in enumerate(self.clusters[1:], start=1):
             here = (targets >= begin) & (targets < end)
-            tail = F.cross_entropy(_wide(self._scores(hidden[here], i)), targets[here] - begin, reduction="none")
+            tail = F.cross_entropy(self._scores(hidden[here], i), targets[here] - begin, reduction="none")
             losses = losses + torch.zeros_like(losses).masked_scatter(here, tail)
         return losses
-
-
-def _wide(scores: Tensor) -> Tensor:
-    """Probabilities are computed in float32 or wider, whatever the scores came in."""
-    return scores if scores.dtype in (torch.float32, torch.float64) else scores.float()

@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from argparse import ArgumentParser
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,10 @@ def scored(command: str, model: Path, device: str) -> dict[str, Any]:
     return dict(json.loads(longspan(verb, model, *rest, "--device", device, "--json")))
 
 
-def read_as(memory: int, clamp: int) -> str:
-    return f"--memory {memory} --clamp {clamp} --same-length"
+def read_as(memory: int, clamp: int, known: Collection[str] = ("memory", "clamp", "same_length")) -> str:
+    """The flags of a reading, of those keys that a family has."""
+    flags = {"memory": f"--memory {memory}", "clamp": f"--clamp {clamp}", "same_length": "--same-length"}
+    return " ".join(flag for key, flag in flags.items() if key in known)
 
 
 def ways(memories: Iterable[int], seen: int | None) -> list[tuple[int, int]]:

@@ -4,12 +4,12 @@
         [--temps 1,1.1] [--shorter CORPUS] [--note TEXT]
 
 Memory and clamp, then the temperature and the rate of dynamic evaluation where several are given, are chosen on the
-validation split;
-the test split and further files are read afterwards, and choose nothing.
+validation split; the test split and further files are read afterwards, and choose nothing.
 """
 
 import argparse
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -17,12 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cards import commit_of, longspan_errors, scored, training_command, ways
+from cards import commit_of, longspan_errors, read_as, scored, training_command, ways
 
 from longspan.checkpoints.model_folder import find_model, open_model
 from longspan.config import keys
 from longspan.data import open_corpus
 from longspan.device import find_device, find_dtype
+from longspan.evaluation.dynamic import Dynamics
+from longspan.evaluation.likelihood import check_temperature
 from longspan.training.environment import hardware
 from longspan.training.recipe import load_recipe
 
@@ -70,9 +72,9 @@ class Reading:
 
     @property
     def command(self) -> str:
-        cooler = "" if self.temp == 1 else f" --temp {self.temp:g}"
+        tempered = "" if self.temp == 1 else f" --temp {self.temp:g}"
         learning = "" if self.rate is None else f" --dynamic --dynamic-rate {self.rate:g}"
-        return f"longspan eval MODEL {self.text} {self.flags}{cooler}{learning}"
+        return f"longspan eval MODEL {self.text} {self.flags}{tempered}{learning}"
 
     def on(self, model: Path, device: str, unit: str) -> "Reading":
         facts = scored(self.command.replace(" MODEL", "", 1), model, device)
@@ -90,7 +92,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="the card")
     parser.add_argument("--memories", type=integers, default=[], help="to choose among; the recipe's unless told")
     parser.add_argument("--temps", type=numbers, default=[], help="temperatures to choose among")
-    parser.add_argument("--dynamic", type=rates, default=[], help="rates of dynamic evaluation to choose among")
+    parser.add_argument("--dynamic", type=numbers, default=[], help="rates of dynamic evaluation to choose among")
     parser.add_argument("--also", action="append", default=[], help="a further text to score, a file or a corpus")
     parser.add_argument("--shorter", help="a corpus that leaves symbols of the same files out: its bits are bounded")
     parser.add_argument("--note", action="append", default=[], help="a paragraph to add")
@@ -103,7 +105,8 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(f"{asked.run} is not the folder of a run: it has no run.json")
     with longspan_errors(parser):
         asked.out.parent.mkdir(parents=True, exist_ok=True)
-        asked.out.touch()
+        if asked.out.is_dir() or not os.access(asked.out.parent, os.W_OK):
+            parser.error(f"--out {asked.out} cannot be written")
         asked.out.write_text(card(asked, parser))
 
 
@@ -113,13 +116,6 @@ def integers(words: str) -> list[int]:
 
 def numbers(words: str) -> list[float]:
     return [float(word) for word in words.split(",") if word]
-
-
-def rates(words: str) -> list[float]:
-    found = numbers(words)
-    if not all(0 < rate < 1 for rate in found):
-        raise ValueError
-    return found
 
 
 def card(asked: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
@@ -132,9 +128,15 @@ def card(asked: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
     known = keys(type(recipe.model))
     if asked.memories and "memory" not in known:
         parser.error(f"--memories {asked.memories}: a {recipe.family} has no model.memory")
+    for temp in asked.temps:
+        check_temperature(temp)
+    for rate in asked.dynamic:
+        Dynamics(rate)
+    where = find_device(asked.device)
     bound = lengths(asked.shorter, data["name"], unit, parser) if asked.shorter else None
     read = list(readings(asked, recipe, data["name"], known, unit))
-    where = find_device(asked.device)
+    paragraphs = [bounded(asked.shorter, *bound, read)] if bound else []
+    paragraphs += [DYNAMIC] * bool(asked.dynamic) + [f"\n{note}\n" for note in asked.note]
     choices = [name for name in ("memory", "clamp") if name in known]
     choices += [name for name, tried in (("temperature", asked.temps), ("rate", asked.dynamic)) if len(tried) > 1]
     return CARD.format(
@@ -147,8 +149,7 @@ def card(asked: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
         unit=unit.replace("_", " "),
         rows="\n".join(map(str, read)),
         chosen=", ".join(choices) or "nothing",
-        more="".join([bounded(asked.shorter, *bound, read) if bound else "", DYNAMIC if asked.dynamic else ""])
-        + "".join(f"\n{note}\n" for note in asked.note),
+        more="".join(paragraphs),
         commit=commit,
         training=training_command(about["processes"][0]["command"]),
         fingerprint=data["fingerprint"],
@@ -182,8 +183,7 @@ def readings(asked: argparse.Namespace, recipe: Any, data: str, known: list[str]
     """Valid in every way, then test and all else in the best."""
 
     def way_of(text: str, memory: int, clamp: int, flags: str) -> Reading:
-        given = [("memory", f"--memory {memory}"), ("clamp", f"--clamp {clamp}"), ("same_length", "--same-length")]
-        return Reading(text, memory, clamp, " ".join([*(flag for key, flag in given if key in known), flags]))
+        return Reading(text, memory, clamp, f"{read_as(memory, clamp, known)} {flags}".lstrip())
 
     def best(read: list[Reading]) -> Reading:
         return min(read, key=lambda way: way.score)

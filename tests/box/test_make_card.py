@@ -4,7 +4,6 @@ import importlib
 import json
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,6 @@ ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["model.layers=1", "model.width=16", "model.segment=16", "training.batch=2", "training.steps=5"]
 MEMORY = ["model.heads=2", "model.inner=16", "model.memory=16"]
 COMMIT = "c" * 40
-
-MakeCard = Callable[..., str]
 
 
 @pytest.fixture
@@ -39,12 +36,12 @@ def train(recipe: str, text: Path, *keys: str) -> None:
 
 
 def make_card(*asked: str) -> str:
-    """The card of the run, with every one of its commands typed in."""
     importlib.import_module("make_card").main(["run", "--out", "cards/c.md", "--device", "cpu", *asked])
     return Path("cards/c.md").read_text()
 
 
 def check_commands(card: str, capsys: pytest.CaptureFixture[str], unit: str = "bits_per_byte") -> None:
+    """Every one of its commands typed in."""
     capsys.readouterr()
     for name, _, _, score, words in FIGURE.findall(card):
         assert run(["eval", "run", *shlex.split(words), "--device", "cpu", "--json"]) == 0
@@ -111,6 +108,7 @@ def test_a_card_of_any_family_and_unit(
         (["--memories", "abc"], "abc"),
         (["--dynamic", "1e-4,abc"], "abc"),
         (["--dynamic", "5"], "5"),
+        (["--temps", "1,0"], "--temp 0"),
         (["--shorter", "no-such-corpus"], "no-such-corpus"),
         (["--shorter", "longer.txt"], "longer.txt"),
         (["--out", "a text.txt/c.md"], "a text.txt"),
@@ -127,6 +125,7 @@ def test_what_cannot_be_is_told_before_anything_is_scored(
     said = capsys.readouterr().err
     assert told in said.splitlines()[-1]
     assert "longspan eval" not in said
+    assert not Path("cards/c.md").exists()
 
 
 def test_a_folder_that_is_no_run_is_told(text: Path, capsys: pytest.CaptureFixture[str]) -> None:

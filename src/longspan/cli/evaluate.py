@@ -89,7 +89,7 @@ def evaluate(
     from longspan.checkpoints.model_folder import find_model, open_model
     from longspan.data.encoded import open_corpus
     from longspan.evaluation.dynamic import dynamic_losses
-    from longspan.evaluation.likelihood import Tally, slides, sliding_losses, stream_losses
+    from longspan.evaluation.likelihood import Tally, check_temperature, slides, sliding_losses, stream_losses
     from longspan.models.families import name_of
 
     where = machine(device, dtype, threads)
@@ -100,14 +100,14 @@ def evaluate(
     dynamics = _dynamics(dynamic, sliding, lanes, dynamic_rate, dynamic_decay)
     if segment is not None and segment < 1:
         raise ConfigError(f"--segment {segment} must be at least 1")
-    if not 0.01 <= temp <= 100:
-        raise ConfigError(f"--temp {temp} must lie between 0.01 and 100; 1 leaves the scores as they are")
+    check_temperature(temp)
     given = {"memory": memory, "clamp": clamp, "same_length": same_length}
     overrides = {name: value for name, value in given.items() if value is not None}
     found = find_model(box(model))
     _check_flags(overrides, found.contents["config.json"])
     loaded = open_model(found, overrides=overrides, device=where.device, dtype=weights)
-    config, loaded.model.head.temperature = loaded.model.config, temp
+    loaded.model.head.temperature = temp
+    config = loaded.model.config
     window = config.segment if segment is None else segment
     slid = dynamics is None and slides(loaded.model, sliding)
     if slid and lanes != 1:

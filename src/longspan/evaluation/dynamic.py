@@ -61,8 +61,9 @@ def dynamic_losses(
         for piece in pieces:
             state = _training_state(model) if state is None else state
             # Neither the segments that fill a memory nor the shorter one at the end can be recorded as the others.
-            usual = state.shapes == before and piece.tokens.shape[1] == segment
-            before = state.shapes
+            shapes = state.shapes
+            usual = shapes == before and piece.tokens.shape[1] == segment
+            before = shapes
             read = recorded if usual and model.recordable else follower.read
             losses, (state,) = read([state], piece.tokens, piece.targets, piece.starts)
             yield from piece.stretches(losses)

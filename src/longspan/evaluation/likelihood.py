@@ -154,6 +154,11 @@ def check_positive(name: str, value: int) -> None:
         raise ConfigError(f"{name} {value} must be at least 1")
 
 
+def check_temperature(value: float) -> None:
+    if not 0.01 <= value <= 100:
+        raise ConfigError(f"--temp {value} must lie between 0.01 and 100; 1 leaves the scores as they are")
+
+
 class Tally:
     """A running sum of losses, in float64; also written in place of their entries where an array is given."""
 

@@ -79,7 +79,6 @@ class Trainer:
         self.finished = self.stopped_early = False
         self.interrupted: signal.Signals | None = None
         self._signal: signal.Signals | None = None
-        self._asked = 0.0
         self._empty: dict[tuple[int, int, int], State] = {}
         self.start_clock()
 
@@ -268,12 +267,14 @@ class Trainer:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
+        asked = 0.0
 
         def ask(number: int, _: FrameType | None) -> None:
+            nonlocal asked
             now = time.monotonic()
             if self._signal is None:
-                self._signal, self._asked = signal.Signals(number), now
-            elif now - self._asked > TOGETHER:
+                self._signal, asked = signal.Signals(number), now
+            elif now - asked > TOGETHER:
                 raise KeyboardInterrupt
 
         before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}

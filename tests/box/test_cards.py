@@ -36,8 +36,9 @@ def test_the_validation_split_chose(card: Path) -> None:
         chosen = {(row[1], row[2], *row[4]) for row in read if row not in tried}
         assert len(chosen) <= 1
         if tried:
-            best = min(tried, key=lambda row: row[3])
-            assert chosen == {(best[1], best[2], *best[4])}
+            lowest = min(row[3] for row in tried)  # as rounded: several readings may share it
+            assert chosen
+            assert chosen <= {(row[1], row[2], *row[4]) for row in tried if row[3] == lowest}
     test = [row for row in static if row[0].endswith("test")]
     own = (str(recipe.evaluation.memory), str(recipe.evaluation.clamp or 0), recipe.reached.score)
     assert [row[1:4] for row in test] == [own]

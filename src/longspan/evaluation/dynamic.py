@@ -110,14 +110,19 @@ class Follower:
         return losses.detach(), [state.detach()]
 
     def learn(self, gradients: tuple[Tensor | None, ...]) -> None:
+        """All weights at once: one by one they are more launches than the model's own."""
         self.steps += 1
-        for weight, first, squares, gradient in zip(self.weights, self.first, self.squares, gradients, strict=True):
-            if gradient is None:
-                continue
-            squares.addcmul_(gradient, gradient)
-            towards_first = self.dynamics.decay * (first - weight)
-            step = gradient / ((squares / self.steps).sqrt() + EPSILON)
-            weight.add_(towards_first - self.dynamics.rate * step)
+        rows = zip(self.weights, self.first, self.squares, gradients, strict=True)
+        used = [row for row in rows if row[3] is not None]
+        weights, first, squares, g = (list(column) for column in zip(*used, strict=True))
+        torch._foreach_addcmul_(squares, g, g)
+        roots = torch._foreach_sqrt(torch._foreach_div(squares, self.steps))
+        torch._foreach_add_(roots, EPSILON)
+        step = torch._foreach_div(g, roots)
+        away = torch._foreach_sub(weights, first) if self.dynamics.decay else None
+        torch._foreach_add_(weights, step, alpha=-self.dynamics.rate)
+        if away:
+            torch._foreach_add_(weights, away, alpha=-self.dynamics.decay)
 
     def restore(self) -> None:
         with torch.no_grad():

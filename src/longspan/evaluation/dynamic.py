@@ -110,19 +110,18 @@ class Follower:
         return losses.detach(), [state.detach()]
 
     def learn(self, gradients: tuple[Tensor | None, ...]) -> None:
-        """All weights at once: one by one they are more launches than the model's own."""
+        """All weights at once, in a call for each operation and not for each weight."""
         self.steps += 1
         rows = zip(self.weights, self.first, self.squares, gradients, strict=True)
         used = [row for row in rows if row[3] is not None]
         weights, first, squares, g = (list(column) for column in zip(*used, strict=True))
         torch._foreach_addcmul_(squares, g, g)
-        roots = torch._foreach_sqrt(torch._foreach_div(squares, self.steps))
+        roots = torch._foreach_div(squares, self.steps)
+        torch._foreach_sqrt_(roots)
         torch._foreach_add_(roots, EPSILON)
-        step = torch._foreach_div(g, roots)
-        away = torch._foreach_sub(weights, first) if self.dynamics.decay else None
-        torch._foreach_add_(weights, step, alpha=-self.dynamics.rate)
-        if away:
-            torch._foreach_add_(weights, away, alpha=-self.dynamics.decay)
+        if self.dynamics.decay:
+            torch._foreach_lerp_(weights, first, self.dynamics.decay)
+        torch._foreach_addcdiv_(weights, g, roots, value=-self.dynamics.rate)
 
     def restore(self) -> None:
         with torch.no_grad():

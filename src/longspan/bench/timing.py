@@ -103,7 +103,7 @@ def busy_seconds(call: Callable[[], Any], device: torch.device) -> float | None:
     """What a GPU works for a call, its waits for the processor left out; None where there is none."""
     if device.type != "cuda":
         return None
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         call()
         wait(device)
     return sum(event.self_device_time_total for event in profile.key_averages()) / 1e6

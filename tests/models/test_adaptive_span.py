@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from longspan.checkpoints.model_folder import save_model
 from longspan.contract import LanguageModel
@@ -49,9 +50,12 @@ def test_the_mask_is_that_of_the_paper() -> None:
     torch.testing.assert_close(mask, torch.tensor([1, 1, 1, 0.875, 0.625, 0.375, 0.125, 0, 0], dtype=torch.float64))
 
 
-@pytest.mark.parametrize(("L", "M"), [(5, 7), (1, 9), (6, 0)])
-def test_attention_multiplies_by_the_mask_and_divides_by_the_sum(L: int, M: int) -> None:
-    """Against that formula written out, with the gradients of everything, the spans too; rows of unequal age."""
+@pytest.mark.parametrize(
+    ("L", "M", "C"), [(5, 7, 12), (1, 9, 10), (6, 0, 6), (150, 0, 12), (150, 5, 12), (129, 40, 12), (128, 11, 12)]
+)
+def test_attention_multiplies_by_the_mask_and_divides_by_the_sum(L: int, M: int, C: int) -> None:
+    """Against that formula written out, with the gradients of everything, the spans too; rows of unequal age, in one of
+    which a document begins. No head sees more than 12 distances, so a long segment is read in blocks."""
     B, H, D, K = 2, 3, 4, L + M
     tensors = {
         "query": torch.randn(B, H, L, D),
@@ -65,8 +69,10 @@ def test_attention_multiplies_by_the_mask_and_divides_by_the_sum(L: int, M: int)
     adaptive = AdaptiveSpan(H, span=10, ramp=3).double()
     with torch.no_grad():
         adaptive.share.copy_(torch.tensor([0.0, 0.33, 0.9]))
-    first_key = torch.tensor([0, min(2, M)])[:, None].expand(B, L)
-    found = span_attention(**tensors, log_mask=adaptive.log_mask(K), first_key=first_key)
+    first_key = torch.tensor([0, min(2, M)])[:, None].repeat(1, L)
+    first_key[1, 70:] = M + 70
+    near = {**tensors, "distance": tensors["distance"][:, K - C :]}
+    found = span_attention(**near, log_mask=adaptive.log_mask(C), first_key=first_key)
 
     x = torch.arange(K - L, K)[:, None] - torch.arange(K)
     m = ((3 + 10 * adaptive.share[:, None, None] - x) / 3).clamp(0, 1) * (x >= 0)
@@ -86,8 +92,12 @@ def test_attention_multiplies_by_the_mask_and_divides_by_the_sum(L: int, M: int)
         keep = slice(1, None) if a.shape == adaptive.share.shape else slice(None)
         torch.testing.assert_close(a[keep], b[keep], rtol=0, atol=1e-11)
     with torch.no_grad():
-        same = span_attention(**tensors, log_mask=adaptive.log_mask(K), first_key=first_key)
+        same = span_attention(**near, log_mask=adaptive.log_mask(C), first_key=first_key)
     torch.testing.assert_close(same, expected, rtol=0, atol=1e-12)
+    if M == 0:
+        first_key[:] = 0
+        whole = span_attention(**near, log_mask=adaptive.log_mask(C), first_key=first_key)
+        torch.testing.assert_close(span_attention(**near, log_mask=adaptive.log_mask(C)), whole, rtol=0, atol=1e-12)
 
 
 def test_at_full_span_it_is_plain_attention() -> None:
@@ -153,6 +163,21 @@ def test_cost_falls_with_the_span(training: bool, monkeypatch: pytest.MonkeyPatc
             assert state.nbytes_per_row() - 8 == 8 * model.state_size
     wide, narrow = (199 + 4, 199 + 4), (64 + 4, 128 + 4) if training else (7 + 4, 78 + 4)
     assert found == {"wide": wide, "narrow": narrow}
+
+
+def test_a_long_segment_costs_what_its_spans_do() -> None:
+    """Operations by torch's own count: with short spans twice the tokens are twice the work."""
+    model = make(torch.float32, span=2048, ramp=32).train()
+
+    def work(count: int, *spans: list[float]) -> int:
+        set_spans(model, *spans)
+        with FlopCounterMode(display=False) as counter:
+            model.losses(*text(1, count))[0].mean().backward()
+        return counter.get_total_flops()
+
+    short, long = (work(count, [0, 0], [0, 3]) for count in (1024, 2048))
+    assert long == pytest.approx(2 * short, rel=0.02)
+    assert work(2048, [2048, 0], [0, 3]) > 5 * long
 
 
 def test_a_span_that_shrank_or_grew_goes_on_from_the_memory_it_finds() -> None:

@@ -61,26 +61,26 @@ def by_hand(model: Vanilla, layer: int, ahead: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("progress", "layers"),
+    ("progress", "shares"),
     [
-        (0.0, [1, 2, 3, 4]),
-        (0.12, [1, 2, 3, 4]),
-        (0.125, [2, 3, 4]),
-        (0.3, [3, 4]),
-        (0.375, [4]),
-        (0.6, [4]),
-        (1.0, [4]),
+        (0.0, {1: 1, 2: 1, 3: 1, 4: 1}),
+        (0.12, {1: 0.04, 2: 0.52, 3: 0.68, 4: 1}),
+        (0.125, {2: 0.5, 3: 2 / 3, 4: 1}),
+        (0.3, {3: 0.2, 4: 1}),
+        (0.375, {4: 1}),
+        (0.6, {4: 1}),
+        (1.0, {4: 1}),
     ],
 )
-def test_layer_l_of_n_counts_until_l_of_2n_of_training(progress: float, layers: list[int]) -> None:
+def test_layer_l_of_n_fades_until_l_of_2n_of_training(progress: float, shares: dict[int, float]) -> None:
     model, (tokens, targets) = make(**BOTH), text()
     found, _ = model.training_loss(tokens, targets, progress=progress)
-    expected = sum(by_hand(model, layer, 1) + 0.5 * by_hand(model, layer, 2) for layer in layers)
+    expected = sum(c * (by_hand(model, layer, 1) + 0.5 * by_hand(model, layer, 2)) for layer, c in shares.items())
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     compiled, _ = model.training_loss(tokens, targets, progress=torch.tensor(progress, dtype=torch.float64))
     torch.testing.assert_close(compiled, expected, rtol=0, atol=1e-12)
     gradients = torch.autograd.grad(found, [classifier(model, n, 1)[0] for n in range(1, LAYERS)], allow_unused=True)
-    assert [gradient is not None for gradient in gradients] == [layer in layers for layer in range(1, LAYERS)]
+    assert [gradient is not None for gradient in gradients] == [layer in shares for layer in range(1, LAYERS)]
 
 
 @pytest.mark.parametrize(

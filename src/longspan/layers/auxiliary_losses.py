@@ -14,10 +14,10 @@ FURTHER_AHEAD = 0.5
 class AuxiliaryLosses(nn.Module):
     """Al-Rfou et al. 2018: each layer, target and position has its say.
 
-        loss = sum over layers l of n with progress < l / 2n, and the last, of
-                   mean over t of  -log p_l1(x_{t+1})  +  0.5 sum over k = 2.. of  mean over t of  -log p_lk(x_{t+k})
+        loss = sum over layers l of n of  c_l ( L_l1 + 0.5 sum over k = 2.. of L_lk )
+        L_lk = mean over t of  -log p_lk(x_{t+k})          c_l = max(0, 1 - progress 2n / l), and 1 for the last
 
-    without its first term of the last layer, which is the model's own. Every p_lk is a classifier of its own on layer
+    without L_n1, which is the model's own. Every p_lk is a classifier of its own on layer
     l's output; none is used once training is over. x_{t+k} lies beyond the segment for its last k-1 positions, and
     they are left out.
     """
@@ -42,10 +42,11 @@ class AuxiliaryLosses(nn.Module):
         total = torch.zeros((), device=targets.device)
         for (layer, ahead), head in zip(self.scored, self.heads, strict=True):
             # In a compiled step `progress` is a tensor, and a layer that is out counts 0 times.
-            counts = True if layer == n else progress < layer / (2 * n)
-            if counts is False or ahead > T:
+            share = 1.0 if layer == n else 1.0 - progress * (2 * n / layer)
+            share = share.clamp(min=0) if isinstance(share, Tensor) else max(share, 0.0)
+            if (isinstance(share, float) and share == 0) or ahead > T:
                 continue
             assert isinstance(head, Head)
             losses = head.losses(hidden[layer][:, : T - ahead + 1], targets[:, ahead - 1 :])
-            total = total + (1.0 if ahead == 1 else FURTHER_AHEAD) * counts * losses.mean()
+            total = total + (1.0 if ahead == 1 else FURTHER_AHEAD) * share * losses.mean()
         return total

@@ -9,7 +9,7 @@ import torch
 
 from longspan.errors import ConfigError
 from longspan.training import run
-from longspan.training.recipe import TrainingConfig
+from longspan.training.recipe import TrainingConfig, build_recipe
 from longspan.training.schedules import lr_factor, segment_at
 from tests.training.conftest import make_recipe, make_text, train
 
@@ -59,6 +59,18 @@ def test_the_step_reads_that_many_tokens_at_that_share_of_the_learning_rate(opti
     assert np.diff([0, *(row.tokens for row in rows)]).tolist() == [4 * length for length in lengths]
     for step, row in enumerate(rows):
         assert row.lr == pytest.approx(0.01 * lr_factor(recipe.training, step, step / 30) * lengths[step] / 8)
+
+
+@pytest.mark.parametrize("family", ["sparse", "bigbird"])
+def test_places_that_were_not_learned_are_refused_before_the_first_step(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = {"family": family, "layers": 1, "width": 16, "heads": 2, "inner": 24, "segment": 8}
+    recipe = build_recipe({"model": shape, "training": {"steps": 2, "batch": 4, "segment_jitter": 3.0}}, "small")
+    said = r"training.segment_jitter=3.0 draws segments of up to 23: this model has learned 8 positions"
+    with pytest.raises(ConfigError, match=said):
+        train(recipe, tmp_path / "run", make_text(), monkeypatch)
+    assert not (tmp_path / "run").exists()
 
 
 def test_compiled_steps_want_one_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """What a run would meet only later (a schedule's next value, its first validation), tried before it writes anything."""
 
 import dataclasses
+import math
 import os
 from dataclasses import fields
 
@@ -68,8 +69,15 @@ def _check_memories(trainer: Trainer) -> None:
 def _check_segments(trainer: Trainer) -> None:
     """A family may know segments up to some length only."""
     usual = trainer.recipe.model.segment
+    jitter = trainer.config.segment_jitter
     longest = max(segment for _, segment in as_steps(trainer.config.segment or usual))
+    longest = longest + math.ceil(5 * jitter)  # a normal draw lies beyond once in three million
     longest = min(longest, len(trainer.lanes.ids) - 1)  # more is never read at once
     if longest > usual:
-        with trainer.as_model() as model, torch.no_grad():
-            model.hidden_states(torch.zeros(1, longest, dtype=torch.int64, device=trainer.device))
+        try:
+            with trainer.as_model() as model, torch.no_grad():
+                model.hidden_states(torch.zeros(1, longest, dtype=torch.int64, device=trainer.device))
+        except ConfigError as error:
+            if not jitter:
+                raise
+            raise ConfigError(f"training.segment_jitter={jitter} draws segments of up to {longest}: {error}") from None

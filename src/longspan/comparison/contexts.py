@@ -36,8 +36,9 @@ def measure_groups(
         if windows:
             told = f"RECL of {_listed(group)} is over contexts up to the shortest window, {min(windows)} tokens"
             _measured(group, _up_to(min(windows), contexts, group), targets, known, found, notes, told)
-        if lasting:
-            _measured(lasting, _up_to(None, contexts, group), targets, known, found, notes, "")
+        further = _up_to(None, contexts, group)
+        if lasting and not (windows and further == _up_to(min(windows), contexts, group)):
+            _measured(lasting, further, targets, known, found, notes, "")
     return found, notes
 
 

@@ -109,6 +109,11 @@ def test_wrong_use_is_one_sentence(cli: Cli, model: Path, text: Path) -> None:
 def test_a_family_without_memory_says_so(cli: Cli, text: Path) -> None:
     assert cli("init", "--family", "vanilla", "--set", "model.layers=1", "--set", "model.width=32", "v").code == 0
     assert cli("eval", "v", "--data", text, "--no-sliding", "--json").json["memory"] == 0
+    told = cli("eval", "v", "--data", text, "--dynamic", "--segment", 8)
+    assert "this vanilla has no memory, so --dynamic reads segments of 8 tokens" in told.err
+    # An LSTM carries a state that no number of positions describes.
+    assert cli("init", "--family", "lstm", "--set", "model.layers=1", "--set", "model.width=32", "l").code == 0
+    assert "memory" not in cli("eval", "l", "--data", text, "--json").json
     cli("eval", "v", "--data", text, "--memory", 10).refused("--memory is not for a vanilla")
     cli("eval", "v", "--data", text, "--same-length").refused("--same-length is not for a vanilla")
 

@@ -118,8 +118,8 @@ def evaluate(
 
     def tell() -> None:
         tell_of_box(model)
-        if slid and sliding is None:
-            _tell_of_windows(name_of(loaded.model), window)
+        if not loaded.model.has_memory and sliding is None:
+            _tell_of_windows(name_of(loaded.model), window, learning=dynamics is not None)
 
     add_up = partial(_add_up, total=len(text.ids) - 1, quiet=json)
     with _losses_file(losses, len(text.ids) - 1) as out:
@@ -187,13 +187,13 @@ def _dynamics(
     return Dynamics(**given)
 
 
-def _tell_of_windows(family: str, window: int) -> None:
-    print(
-        f"longspan: this {family} has no memory, so each token is scored with a fresh window of the {window} tokens "
-        "before it, its best, at the cost of one window per token; --no-sliding reads segment by segment",
-        file=sys.stderr,
-        flush=True,
+def _tell_of_windows(family: str, window: int, *, learning: bool) -> None:
+    slides = (
+        f"each token is scored with a fresh window of the {window} tokens before it, its best, at the cost of one "
+        "window per token; --no-sliding reads segment by segment"
     )
+    learns = f"--dynamic reads segments of {window} tokens, the first of each with nothing before it"
+    print(f"longspan: this {family} has no memory, so {learns if learning else slides}", file=sys.stderr, flush=True)
 
 
 def _check_flags(overrides: dict[str, Any], described: bytes) -> None:

@@ -1,6 +1,7 @@
 """`init`, `info`, `families`, `import`, help; and the list of keys, frozen."""
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 import longspan
+from longspan.cli import main
 from longspan.cli.keys import MODEL_KEYS
 from longspan.config import keys
 from longspan.models.families import FAMILIES
@@ -139,6 +141,23 @@ def test_import_of_the_authors_state_dict_and_a_vocabulary(cli: Cli) -> None:
     cli("import", folder / "model.pt", "b", "--tokens", "vocab.txt").refused("--config")
     cli("import", "nowhere", "b", "--tokens", "bytes").refused("nowhere")
     assert not Path("b").exists()
+
+
+def test_only_a_reader_that_left_is_nothing_to_speak_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A helper process that is gone breaks a pipe as `| head` does, and must not end a run in silence."""
+
+    def broken(_: list[str]) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(main, "_invoke", broken)
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as out, os.fdopen(read) as reader:
+        monkeypatch.setattr(sys, "stdout", out)
+        with pytest.raises(BrokenPipeError):
+            main.run(["recipes"])
+        reader.close()
+        assert main.run(["recipes"]) == 0
+        print("to nobody", file=out, flush=True)
 
 
 def test_help_answers_within_a_second() -> None:

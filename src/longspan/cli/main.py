@@ -1,11 +1,12 @@
 """The `longspan` command and how its errors reach a person: one sentence on standard error, exit code 2."""
 
 import os
+import select
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Annotated, Any
+from contextlib import contextmanager, suppress
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -85,8 +86,13 @@ def run(args: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _tell("interrupted", 130)
     except BrokenPipeError:
-        # The reader went away (`| head`): nothing is wrong, and Python must not complain at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Some process that was written to is gone. Where it read what we print (`| head`) nothing is wrong, and Python
+        # must not complain at exit either.
+        left = [stream for stream in (sys.stdout, sys.stderr) if _reader_left(stream)]
+        if not left:
+            raise
+        for stream in left:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return 0
     except OSError as error:
         return _tell(f"{error.filename or 'standard output'}: {error.strerror or error}")
@@ -111,6 +117,15 @@ def _invoke(args: list[str]) -> int:
             print(error.format_message())
             return 0
         return _tell(error.format_message())
+
+
+def _reader_left(stream: TextIO) -> bool:
+    """Whether a stream is a pipe that nobody reads."""
+    with suppress(OSError):  # a stream without a file is none
+        watch = select.poll()
+        watch.register(stream.fileno(), 0)
+        return any(event & select.POLLERR for _, event in watch.poll(0))
+    return False
 
 
 def _open_streams() -> None:

@@ -11,6 +11,9 @@ from torch.nn import functional as F
 
 from longspan.shapes import Float, Int, Tensor
 
+LEAST_BLOCK = 64
+"""Queries that are read together where a window is short; fewer would leave products too small to be fast."""
+
 
 def relative_attention(
     query: Float[Tensor, "B H L D"],
@@ -25,7 +28,60 @@ def relative_attention(
     dropout: float = 0.0,
     added: Float[Tensor, "H C"] | None = None,
 ) -> Float[Tensor, "B H L D"]:
-    """As `reference.relative_attention` defines it; `added` is one number more per head and distance."""
+    """As `reference.relative_attention` defines it; `added` is one number more per head and distance.
+
+    Where the window is short, every block of queries is handed only the keys it can see: L (window + block) scores
+    instead of L K.
+    """
+    rows, _, L, _ = query.shape
+    block = L if window is None else max(window, LEAST_BLOCK)
+    if window is not None and block < L and block + window <= key.shape[2]:
+        query, key, value, first_key = _blocks(query, key, value, first_key, block, window)
+        read = _attend(query, key, value, distance, u, w, window, first_key, dropout, added)
+        return read.unflatten(0, (rows, -1)).transpose(1, 2).flatten(2, 3)[:, :, :L]
+    return _attend(query, key, value, distance, u, w, window, first_key, dropout, added)
+
+
+def _blocks(
+    query: Float[Tensor, "B H L D"],
+    key: Float[Tensor, "B H K D"],
+    value: Float[Tensor, "B H K D"],
+    first_key: Int[Tensor, "B L"] | None,
+    block: int,
+    window: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Every block of queries as a row of its own, beside the block + window - 1 keys that it sees."""
+    B, _, L, _ = query.shape
+    after = -L % block  # queries that fill the last block, and are thrown away
+    before = window - 1 - (key.shape[2] - L)  # keys that the first query could see and that are not there, or spare
+    query = F.pad(query, (0, 0, 0, after)).unflatten(2, (-1, block)).transpose(1, 2).flatten(0, 1)
+    count = query.shape[0] // B
+
+    def seen(keys: Float[Tensor, "B H K D"]) -> Float[Tensor, "N H W D"]:
+        windows = F.pad(keys, (0, 0, before, after)).unfold(2, block + window - 1, block)
+        return windows.permute(0, 2, 1, 4, 3).flatten(0, 1)
+
+    if first_key is None and before > 0:
+        first_key = torch.zeros(B, L, dtype=torch.int64, device=query.device)
+    if first_key is not None:
+        starts = block * torch.arange(count, device=query.device)
+        first_key = F.pad(first_key + before, (0, after)).view(B, count, block)
+        first_key = (first_key - starts[:, None]).clamp(min=0).flatten(0, 1)
+    return query, seen(key), seen(value), first_key
+
+
+def _attend(
+    query: Float[Tensor, "B H L D"],
+    key: Float[Tensor, "B H K D"],
+    value: Float[Tensor, "B H K D"],
+    distance: Float[Tensor, "H C D"],
+    u: Float[Tensor, "H D"],
+    w: Float[Tensor, "H D"],
+    window: int | None,
+    first_key: Int[Tensor, "B L"] | None,
+    dropout: float,
+    added: Float[Tensor, "H C"] | None,
+) -> Float[Tensor, "B H L D"]:
     scale = query.shape[-1] ** -0.5
     position = position_scores((query + w[:, None]) * scale, distance, key.shape[2], window, added)
     if first_key is not None and (first_key.is_cuda or torch.compiler.is_compiling() or bool(first_key.max() > 0)):

@@ -109,7 +109,8 @@ def evaluate(
     loaded.model.head.temperature = temp
     config = loaded.model.config
     window = config.segment if segment is None else segment
-    slid = dynamics is None and slides(loaded.model, sliding)
+    windowed = slides(loaded.model, sliding)
+    slid = windowed and dynamics is None
     if slid and lanes != 1:
         why = "--sliding" if sliding else "a model without memory"
         raise ConfigError(f"--lanes are of a stream, and {why} reads a window for every token; use --no-sliding")
@@ -118,7 +119,7 @@ def evaluate(
 
     def tell() -> None:
         tell_of_box(model)
-        if not loaded.model.has_memory and sliding is None:
+        if windowed and sliding is None:
             _tell_of_windows(name_of(loaded.model), window, learning=dynamics is not None)
 
     add_up = partial(_add_up, total=len(text.ids) - 1, quiet=json)

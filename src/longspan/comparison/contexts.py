@@ -33,12 +33,12 @@ def measure_groups(
     for group in by_text.values():
         windows = [one.loaded.model.config.segment for one in group if not one.loaded.model.has_memory]
         lasting = [one for one in group if one.loaded.model.has_memory]
+        near, far = (_up_to(window, contexts, group) for window in (min(windows, default=None), None))
         if windows:
             told = f"RECL of {_listed(group)} is over contexts up to the shortest window, {min(windows)} tokens"
-            _measured(group, _up_to(min(windows), contexts, group), targets, known, found, notes, told)
-        further = _up_to(None, contexts, group)
-        if lasting and not (windows and further == _up_to(min(windows), contexts, group)):
-            _measured(lasting, further, targets, known, found, notes, "")
+            _measured(group, near, targets, known, found, notes, told)
+        if lasting and not (windows and near == far):
+            _measured(lasting, far, targets, known, found, notes, "")
     return found, notes
 
 

@@ -17,9 +17,8 @@ class AuxiliaryLosses(nn.Module):
         loss = sum over layers l of n of  c_l ( L_l1 + 0.5 sum over k = 2.. of L_lk )
         L_lk = mean over t of  -log p_lk(x_{t+k})          c_l = max(0, 1 - progress 2n / l), and 1 for the last
 
-    without L_n1, which is the model's own. Every p_lk is a classifier of its own on layer
-    l's output; none is used once training is over. x_{t+k} lies beyond the segment for its last k-1 positions, and
-    they are left out.
+    without L_n1, which is the model's own. Every p_lk is a classifier of its own on layer l's output; none is used once
+    training is over. x_{t+k} lies beyond the segment for its last k-1 positions, and they are left out.
     """
 
     def __init__(

@@ -173,6 +173,14 @@ def test_help_answers_within_a_second() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+@pytest.mark.parametrize("line", ["info", "recipes", "generate -p a -n 3"])
+def test_a_question_does_not_wait_for_a_compiler(line: str) -> None:
+    """torch's takes as long to load as torch itself, and nothing is compiled here."""
+    program = f"import sys\nfrom longspan.cli.main import run\nassert run({line.split()}) == 0\n"
+    program += "assert 'torch' in sys.modules and 'torch._dynamo' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+
+
 def spent_by_children() -> float:
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     return spent.ru_utime + spent.ru_stime

@@ -65,8 +65,7 @@ class Convolution(Compression):
 
     @torch.no_grad()
     def begin_as_mean(self) -> None:
-        mean = torch.eye(self.width, device=self.convolution.weight.device) / self.rate
-        self.convolution.weight.add_(mean[:, :, None])
+        self.convolution.weight.diagonal().add_(1 / self.rate)  # of the first two dimensions: every unit to itself
 
     def forward(
         self,

@@ -49,9 +49,11 @@ class CausalSeparableConvolution(nn.Module):
         self.pointwise = nn.Linear(width, out)
         self.reset()
 
+    @torch.no_grad()
     def reset(self) -> None:
         """Filters that keep the size of what they read."""
-        nn.init.normal_(self.depthwise, std=self.depthwise.shape[0] ** -0.5)
+        kernel, width = self.depthwise.shape
+        self.depthwise.copy_(torch.randn(kernel, width, device=self.depthwise.device)).mul_(kernel**-0.5)
 
     def forward(self, x: Float[Tensor, "B T D"], first_key: Int[Tensor, "B T"] | None = None) -> Float[Tensor, "B T E"]:
         """`first_key[b, t]` is the oldest position that position t of row b may see."""

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from longspan.kernels.untraced import untraced
 from longspan.layers.recurrent import RecurrentLayer
 from longspan.shapes import Bool, Float, Tensor
 
@@ -52,21 +53,20 @@ class LSTMLayer(RecurrentLayer):
         U = F.dropout(self.hidden.weight, self.weight_dropout, self.training)
         weights = [self.input.weight, U, self.input.bias, self.hidden.bias]
         h, c = carried
+        read = untraced(lstm)  # a compiler would unroll it into as many steps as the segment has tokens
         if boundaries is None:
-            output, h, c = lstm(x, h, c, weights)
+            output, h, c = read(x, h, c, weights)
         else:
             outputs = []
             for begin, end, fresh in boundaries:
                 h, c = h.masked_fill(fresh[:, None], 0.0), c.masked_fill(fresh[:, None], 0.0)
-                output, h, c = lstm(x[:, begin:end], h, c, weights)
+                output, h, c = read(x[:, begin:end], h, c, weights)
                 outputs.append(output)
             output = torch.cat(outputs, dim=1)
         kind = self.input.weight.dtype  # a state keeps its dtype, whatever autocast computes in
         return output, (h.to(kind), c.to(kind))
 
 
-# A compiler would unroll it into as many steps as the segment has tokens.
-@torch.compiler.disable
 def lstm(
     x: Float[Tensor, "B T E"], h: Float[Tensor, "B D"], c: Float[Tensor, "B D"], weights: list[Tensor]
 ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B D"], Float[Tensor, "B D"]]:

@@ -200,6 +200,8 @@ def initialise(model: nn.Module, std: float = 0.02, projection_std: float = 0.01
     N(1, 0.02) for the gains of norms, zero for biases."""
     gains = {id(m.weight) for m in model.modules() if isinstance(m, nn.LayerNorm | nn.RMSNorm)}
     for name, parameter in model.named_parameters():
+        if parameter.is_meta:  # an outline: there is nothing to draw, and pretending to takes its time
+            continue
         if id(parameter) in gains:
             parameter.normal_(1.0, std)
         elif name.endswith("bias") or ".biases." in name:

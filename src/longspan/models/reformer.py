@@ -12,6 +12,7 @@ from torch import nn
 
 from longspan.contract import State, require_segment
 from longspan.kernels.lsh_attention import hash_buckets, lsh_attention
+from longspan.kernels.untraced import untraced
 from longspan.layers.attention import merge_heads, split_heads
 from longspan.layers.model_config import require
 from longspan.layers.positions import place_in_document, place_sinusoid
@@ -149,10 +150,10 @@ class Reformer(WithoutMemory):
         starts: Bool[Tensor, "B T"] | None = None,
     ) -> tuple[Float[Tensor, "B T"], State]:
         require_segment(tokens, targets=targets, starts=starts)
-        h, state = self._read(tokens, state, starts)
+        # Recomputing with restored random states is beyond what can be traced.
+        h, state = untraced(self._read)(tokens, state, starts)
         return self.head.losses(self.dropout(self.final_norm(h)), targets), state
 
-    @torch.compiler.disable  # recomputing with restored random states is beyond what can be traced
     def _read(
         self, tokens: Int[Tensor, "B T"], state: State | None, starts: Bool[Tensor, "B T"] | None
     ) -> tuple[Float[Tensor, "B T E"], State]:

@@ -12,6 +12,7 @@ from longspan.kernels.block_attention.gathered import oldest_seen
 from longspan.kernels.block_attention.pattern import Chunks, Columns, Graph, Part, Pattern, Rows, Window
 from longspan.kernels.block_attention.reference import Distances
 from longspan.kernels.relative_attention import TRITON_WORKS
+from longspan.kernels.untraced import untraced
 from longspan.shapes import Float, Int, Tensor
 
 __all__ = ["Chunks", "Columns", "Distances", "Graph", "Part", "Pattern", "Rows", "Window", "block_attention", "forced"]
@@ -58,10 +59,8 @@ def block_attention(
     dropout: float = 0.0,
 ) -> Float[Tensor, "B H L D"]:
     """As `reference.block_attention` defines it, in the fastest form this device has."""
-    form = FORMS[_forced[-1] if _forced else _fastest(query, dropout)]
-    if torch.compiler.is_compiling():
-        # Plans are made on the host and kept between calls: a compiled model calls this as it is.
-        form = torch.compiler.disable(form)
+    # Plans are made on the host and kept between calls: a compiled model calls this as it is.
+    form = untraced(FORMS[_forced[-1] if _forced else _fastest(query, dropout)])
     return form(query, key, value, pattern, first_key=first_key, position=position, dropout=dropout)
 
 

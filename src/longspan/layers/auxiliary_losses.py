@@ -42,8 +42,11 @@ class AuxiliaryLosses(nn.Module):
         for (layer, ahead), head in zip(self.scored, self.heads, strict=True):
             # In a compiled step `progress` is a tensor, and a layer that is out counts 0 times.
             share = 1.0 if layer == n else 1.0 - progress * (2 * n / layer)
-            share = share.clamp(min=0) if isinstance(share, Tensor) else max(share, 0.0)
-            if (isinstance(share, float) and share == 0) or ahead > T:
+            if isinstance(share, Tensor):
+                share = share.clamp(min=0)
+            elif share <= 0:
+                continue
+            if ahead > T:
                 continue
             assert isinstance(head, Head)
             losses = head.losses(hidden[layer][:, : T - ahead + 1], targets[:, ahead - 1 :])

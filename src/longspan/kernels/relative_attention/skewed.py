@@ -33,13 +33,28 @@ def relative_attention(
     Where the window is short, every block of queries is handed only the keys it can see: L (window + block) scores
     instead of L K.
     """
-    rows, _, L, _ = query.shape
-    block = L if window is None else max(window, LEAST_BLOCK)
+    B, H, L, D = query.shape
+    block = max(window or L, LEAST_BLOCK)
     if window is not None and block < L and block + window <= key.shape[2]:
         query, key, value, first_key = _blocks(query, key, value, first_key, block, window)
-        read = _attend(query, key, value, distance, u, w, window, first_key, dropout, added)
-        return read.unflatten(0, (rows, -1)).transpose(1, 2).flatten(2, 3)[:, :, :L]
-    return _attend(query, key, value, distance, u, w, window, first_key, dropout, added)
+        read = relative_attention(
+            query, key, value, distance, u, w, window=window, first_key=first_key, dropout=dropout, added=added
+        )
+        return read.unflatten(0, (B, -1)).transpose(1, 2).flatten(2, 3)[:, :, :L]
+    scale = D**-0.5
+    position = position_scores((query + w[:, None]) * scale, distance, key.shape[2], window, added)
+    if first_key is not None and (first_key.is_cuda or torch.compiler.is_compiling() or bool(first_key.max() > 0)):
+        hidden = torch.arange(key.shape[2], device=key.device) < first_key[:, None, :, None]
+        position = position.masked_fill(hidden, float("-inf"))
+    if not (torch.is_grad_enabled() and position.requires_grad) and dropout == 0.0:
+        if position.is_cuda:
+            # Its kernels load several numbers at once, and trust a mask to begin where that is allowed.
+            position = position.contiguous()
+        return F.scaled_dot_product_attention(query + u[:, None], key, value, attn_mask=position, scale=scale)
+    content = (query + u[:, None]) * scale
+    scores = torch.baddbmm(position.flatten(0, 1), content.flatten(0, 1), key.flatten(0, 1).transpose(1, 2))
+    weights = F.dropout(torch.softmax(scores, dim=-1), dropout)
+    return (weights @ value.flatten(0, 1)).view(B, H, L, -1)
 
 
 def _blocks(
@@ -68,36 +83,6 @@ def _blocks(
         first_key = F.pad(first_key + before, (0, after)).view(B, count, block)
         first_key = (first_key - starts[:, None]).clamp(min=0).flatten(0, 1)
     return query, seen(key), seen(value), first_key
-
-
-def _attend(
-    query: Float[Tensor, "B H L D"],
-    key: Float[Tensor, "B H K D"],
-    value: Float[Tensor, "B H K D"],
-    distance: Float[Tensor, "H C D"],
-    u: Float[Tensor, "H D"],
-    w: Float[Tensor, "H D"],
-    window: int | None,
-    first_key: Int[Tensor, "B L"] | None,
-    dropout: float,
-    added: Float[Tensor, "H C"] | None,
-) -> Float[Tensor, "B H L D"]:
-    scale = query.shape[-1] ** -0.5
-    position = position_scores((query + w[:, None]) * scale, distance, key.shape[2], window, added)
-    if first_key is not None and (first_key.is_cuda or torch.compiler.is_compiling() or bool(first_key.max() > 0)):
-        hidden = torch.arange(key.shape[2], device=key.device) < first_key[:, None, :, None]
-        position = position.masked_fill(hidden, float("-inf"))
-    if not (torch.is_grad_enabled() and position.requires_grad) and dropout == 0.0:
-        if (
-            position.is_cuda
-        ):  # its kernels load several numbers at once, and trust a mask to begin where that is allowed
-            position = position.contiguous()
-        return F.scaled_dot_product_attention(query + u[:, None], key, value, attn_mask=position, scale=scale)
-    content = (query + u[:, None]) * scale
-    B, H, L, _ = position.shape
-    scores = torch.baddbmm(position.flatten(0, 1), content.flatten(0, 1), key.flatten(0, 1).transpose(1, 2))
-    weights = F.dropout(torch.softmax(scores, dim=-1), dropout)
-    return (weights @ value.flatten(0, 1)).view(B, H, L, -1)
 
 
 def position_scores(

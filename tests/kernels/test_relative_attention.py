@@ -60,20 +60,42 @@ def test_the_definition_is_the_paper_s_sum(L: int, M: int, C: int | None, window
 @pytest.mark.parametrize("L", [1, 63, 130])
 @pytest.mark.parametrize("M", [0, 7, 100])
 @pytest.mark.parametrize(("C", "window"), [(None, None), (40, None), (None, 7), (5, 30), (500, 500)])
-def test_skewed_is_the_definition(L: int, M: int, C: int | None, window: int | None, documents: bool) -> None:
-    """Outputs and all gradients, in float64; and the path without gradients, which is another one."""
+def test_skewed_is_the_definition(
+    L: int, M: int, C: int | None, window: int | None, documents: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs and all gradients, in float64; and the path without gradients, which is another one, also in turns."""
     x = inputs(2, 2, L, M, 8, C)
     first = torch.randint(0, M + 1, (2, L)).cummax(1).values if documents else None
     expected = reference.relative_attention(**x, window=window, first_key=first)
     grad = torch.randn_like(expected)
     wanted = torch.autograd.grad(expected, list(x.values()), grad)
-    found = skewed.relative_attention(**x, window=window, first_key=first)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
-    for name, a, b in zip(x, torch.autograd.grad(found, list(x.values()), grad), wanted, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-10, msg=name)
-    with torch.no_grad():
-        quick = skewed.relative_attention(**x, window=window, first_key=first)
-    torch.testing.assert_close(quick, expected, rtol=0, atol=1e-11)
+    for together in (skewed.TOGETHER, 17):
+        monkeypatch.setattr(skewed, "TOGETHER", together)
+        found = skewed.relative_attention(**x, window=window, first_key=first)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
+        for name, a, b in zip(x, torch.autograd.grad(found, list(x.values()), grad), wanted, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-10, msg=name)
+        with torch.no_grad():
+            quick = skewed.relative_attention(**x, window=window, first_key=first)
+        torch.testing.assert_close(quick, expected, rtol=0, atol=1e-11)
+
+
+def test_a_long_segment_is_read_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows of scores at a time, and of no key that none of them sees."""
+    made: list[tuple[int, int]] = []
+
+    def watched(query: torch.Tensor, distance: torch.Tensor, keys: int, *more: object) -> torch.Tensor:
+        made.append((query.shape[2], keys))
+        return scores(query, distance, keys, *more)  # type: ignore[arg-type]
+
+    scores = skewed.position_scores
+    monkeypatch.setattr(skewed, "position_scores", watched)
+    T = skewed.TOGETHER
+    _without_gradients(inputs(1, 1, 3 * T + 5, 7, 4))
+    assert made == [(T, T + 7), (T, 2 * T + 7), (T, 3 * T + 7), (5, 3 * T + 12)]
+    made.clear()
+    _without_gradients(inputs(1, 1, 2 * T, 3 * T, 4), window=3 * T)
+    assert made == [(T, 4 * T - 1), (T, 4 * T - 1)]
 
 
 @pytest.mark.parametrize("L", [1, 63, 500, 513])
@@ -95,9 +117,9 @@ def test_skewed_in_float32_at_awkward_lengths(L: int, M: int) -> None:
         assert (a.double() - b).norm() / b.norm().clamp_min(b.numel() ** 0.5 * 0.1) < 2e-6, name
 
 
-def _without_gradients(x: Inputs) -> torch.Tensor:
+def _without_gradients(x: Inputs, window: int | None = None) -> torch.Tensor:
     with torch.no_grad():
-        return skewed.relative_attention(**x)
+        return skewed.relative_attention(**x, window=window)
 
 
 def test_position_scores_are_a_view_and_hide_the_future() -> None:

@@ -6,6 +6,8 @@ memory read with row stride S - 1 is the matrix slid into place. Hidden distance
 window) are columns of -inf in that buffer, so the causal mask comes for free; see docs/transformer_xl.md.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch.nn import functional as F
 
@@ -13,6 +15,8 @@ from longspan.shapes import Float, Int, Tensor
 
 LEAST_BLOCK = 64
 """Queries that are read together where a window is short; fewer would leave products too small to be fast."""
+TOGETHER = 256
+"""Queries of a long segment whose scores are made at once."""
 
 
 def relative_attention(
@@ -31,7 +35,7 @@ def relative_attention(
     """As `reference.relative_attention` defines it; `added` is one number more per head and distance.
 
     Where the window is short, every block of queries is handed only the keys it can see: L (window + block) scores
-    instead of L K.
+    instead of L K. A long segment is read in turns, each of which sees no later keys: half the scores.
     """
     B, H, L, D = query.shape
     block = max(window or L, LEAST_BLOCK)
@@ -41,6 +45,12 @@ def relative_attention(
             query, key, value, distance, u, w, window=window, first_key=first_key, dropout=dropout, added=added
         )
         return read.unflatten(0, (B, -1)).transpose(1, 2).flatten(2, 3)[:, :, :L]
+    if L > TOGETHER:
+        parts = [
+            relative_attention(q, k, v, distance, u, w, window=window, first_key=first, dropout=dropout, added=added)
+            for q, k, v, first in _turns(query, key, value, first_key, window)
+        ]
+        return torch.cat(parts, dim=2)
     scale = D**-0.5
     position = position_scores((query + w[:, None]) * scale, distance, key.shape[2], window, added)
     if first_key is not None and (first_key.is_cuda or torch.compiler.is_compiling() or bool(first_key.max() > 0)):
@@ -83,6 +93,23 @@ def _blocks(
         first_key = F.pad(first_key + before, (0, after)).view(B, count, block)
         first_key = (first_key - starts[:, None]).clamp(min=0).flatten(0, 1)
     return query, seen(key), seen(value), first_key
+
+
+def _turns(
+    query: Float[Tensor, "B H L D"],
+    key: Float[Tensor, "B H K D"],
+    value: Float[Tensor, "B H K D"],
+    first_key: Int[Tensor, "B L"] | None,
+    window: int | None,
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
+    """TOGETHER queries after another, with the keys from the oldest they can see to their own."""
+    L, M = query.shape[2], key.shape[2] - query.shape[2]
+    for begin in range(0, L, TOGETHER):
+        end = min(begin + TOGETHER, L)
+        oldest = 0 if window is None else max(M + begin - window + 1, 0)
+        keys = slice(oldest, M + end)
+        first = None if first_key is None else (first_key[:, begin:end] - oldest).clamp(min=0)
+        yield query[:, :, begin:end], key[:, :, keys], value[:, :, keys], first
 
 
 def position_scores(

@@ -84,6 +84,39 @@ def test_dropout_by_counter() -> None:
     torch.testing.assert_close((gradient * direction).sum(), change.detach(), rtol=2e-2, atol=1e-3)
 
 
+def dropped(B: int, H: int, L: int, rate: float, seed: int) -> torch.Tensor:
+    """Which weights are dropped, as [B, H, L, L]: all are equal, and values are unit vectors, so each shows."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    zeros = torch.zeros(B, H, L, L, device=device)
+    values = torch.eye(L, device=device).expand(B, H, L, L).contiguous()
+    rest = (torch.zeros(H, L, L, device=device), torch.zeros(H, L, device=device), torch.zeros(H, L, device=device))
+    return fused.relative_attention(zeros, zeros, values, *rest, dropout=rate, seed=seed) == 0
+
+
+def test_what_is_dropped_is_drawn_as_by_chance() -> None:
+    """The rate holds overall and per row, and neither neighbours, rows of the batch, heads nor seeds know each other:
+    no correlation is beyond five standard deviations of chance."""
+    B, H, L, rate = 3, 2, 64, 0.25
+    seen = torch.ones(L, L, dtype=torch.bool).tril()
+    masks = torch.stack([dropped(B, H, L, rate, seed).cpu() for seed in (1, 2, 12345)])
+    assert abs(masks[..., seen].double().mean() - rate) < 5 * (rate * (1 - rate) / masks[..., seen].numel()) ** 0.5
+    signs = torch.where(masks, rate - 1, rate).double() / (rate * (1 - rate)) ** 0.5 * seen
+
+    def correlation(a: torch.Tensor, b: torch.Tensor, both: torch.Tensor) -> float:
+        return float((a * b).sum() / (both.sum() * (a.numel() // both.numel())) ** 0.5)
+
+    below, beside = seen[1:] & seen[:-1], seen[:, 1:] & seen[:, :-1]
+    found = {
+        "queries": correlation(signs[..., 1:, :], signs[..., :-1, :], below),
+        "keys": correlation(signs[..., 1:], signs[..., :-1], beside),
+        "heads": correlation(signs[:, :, 1:], signs[:, :, :-1], seen),
+        "rows": correlation(signs[:, 1:], signs[:, :-1], seen),
+        "seeds": correlation(signs[1:], signs[:-1], seen),
+    }
+    assert max(map(abs, found.values())) < 5, found
+    assert len({mask.numpy().tobytes() for mask in masks.flatten(0, 2)[:, seen]}) == masks.flatten(0, 2).shape[0]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("M", [0, 7, 512, 2100])

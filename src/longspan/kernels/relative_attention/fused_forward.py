@@ -61,9 +61,24 @@ def visible(i, j, M, window, oldest, WINDOW: tl.constexpr, FIRST: tl.constexpr):
 
 
 @triton.jit
+def scrambled(x):
+    """A permutation of all 32-bit numbers in which every bit of x moves every other (Wellons 2018, lowbias32)."""
+    x ^= x >> 16
+    x *= 0x7FEB352D
+    x ^= x >> 15
+    x *= 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
 def kept(seed, bh, i, j, K, dropout):
-    """Dropout by counter: the same answer for the same weight, whichever kernel asks."""
-    return tl.rand(seed + bh * 1000003, i * K + j) >= dropout
+    """Dropout by counter: the same answer for the same weight, whichever kernel asks.
+
+    A hash of a few operations: tl.rand takes ten rounds of Philox for four numbers and hands on one.
+    """
+    row = scrambled((seed + bh * 1000003).to(tl.uint32))
+    drawn = scrambled((i * K + j).to(tl.uint32) ^ row)
+    return (drawn >> 8).to(tl.float32) * (1 / 16777216) >= dropout
 
 
 @triton.jit

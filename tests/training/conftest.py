@@ -1,6 +1,8 @@
 """A small text and small recipes, and runs of them that need no terminal."""
 
 import hashlib
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,14 @@ def train(
     training = recipe.training
     watching = [Metrics(out), *more, Checkpoints(out, training.save_every, training.keep)]
     return run.train(recipe, out, observers=watching, **options)
+
+
+def aside(function: Callable[..., None], *arguments: Any, timeout: float | None = 300) -> int:
+    """The exit code of a process of its own that calls a function of a test module. A fork of one that has computed may
+    wait for ever, for threads that it does not have."""
+    call = f"import torch; torch.set_num_threads(1); import {function.__module__} as m; m.{function.__name__}"
+    words = [sys.executable, "-c", f"{call}(*{arguments!r})"]
+    return subprocess.run(words, cwd=Path(__file__).parents[2], timeout=timeout, check=False).returncode
 
 
 def losses(out: Path) -> list[float]:

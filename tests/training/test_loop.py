@@ -25,7 +25,7 @@ from longspan.training.observers.tensorboard import TensorBoard
 from longspan.training.observers.validation import Validate, sample
 from longspan.training.recipe import build_recipe
 from longspan.training.step import Order
-from tests.training.conftest import losses, make_recipe, make_text, train
+from tests.training.conftest import aside, losses, make_recipe, make_text, train
 
 CPU = torch.device("cpu")
 REPOSITORY = Path(__file__).parents[2]
@@ -170,15 +170,19 @@ def curves(folder: Path) -> dict[str, list[int]]:
     return {tag: [event.step for event in shown.Scalars(tag)] for tag in shown.Tags()["scalars"]}
 
 
+def train_until_killed(folder: str, save_every: int) -> None:
+    recipe, text, out = make_recipe(training_save_every=save_every), make_text(), Path(folder)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        train(recipe, out, text, monkeypatch, TensorBoard(out), Validate(text, 3), Ends(7))
+
+
 @pytest.mark.parametrize("save_every", [4, 100])
 def test_tensorboard_shows_each_step_once_after_a_kill(
     save_every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert aside(train_until_killed, str(tmp_path), save_every) == 7
     recipe, text = make_recipe(training_save_every=save_every), make_text()
     watching = [TensorBoard(tmp_path), Validate(text, 3)]
-    if not (child := os.fork()):
-        train(recipe, tmp_path, text, monkeypatch, *watching, Ends(7))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     steps = curves(tmp_path / "tensorboard")
     assert steps["training/loss"] == [1, 2, 3, 4, 5, 6, 7], "nothing is held back that a kill would take along"
     train(recipe, tmp_path, text, monkeypatch, *watching, resume="auto")

@@ -65,7 +65,9 @@ def test_every_command_of_the_card_prints_its_figure(text: Path, capsys: pytest.
     assert [(int(memory), int(clamp)) for _, memory, clamp, *_ in found[:3]] == [(8, 0), (64, 0), (64, 31)]
     check_commands(card, capsys)
     best = min(found[:3], key=lambda row: float(row[3]))
-    assert all(row[1:3] == best[1:3] for row in found[3:])
+    # As rounded: several may share the lowest.
+    (chosen,) = {row[1:3] for row in found[3:]}
+    assert chosen in {row[1:3] for row in found[:3] if row[3] == best[3]}
     temps = {re.search(r"--temp (\S+)", row[4]).group(1): float(row[3]) for row in found[3:5]}  # type: ignore[union-attr]
     cooler = min({**temps, "1": float(best[3])}.items(), key=lambda pair: pair[1])[0]
     assert all((f" --temp {cooler}" in row[4]) or ("--temp" not in row[4] and cooler == "1") for row in found[5:])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from longspan.cli.compare import _length
 from longspan.training.recipe import load_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,7 +18,7 @@ MEMBERS = [pytest.param(member, id=member["name"]) for member in FOUND["members"
 @pytest.mark.parametrize("member", MEMBERS)
 def test_a_row_of_the_table_is_what_was_measured(member: dict[str, Any]) -> None:
     (row,) = [line for line in CARD.splitlines() if line.startswith(f"| {member['name']} | ")]
-    lengths = [_length(group, member["name"]) for group in FOUND["contexts"]]
+    lengths = [_length(member["name"], group) for group in FOUND["contexts"]]
     read = f"a stream, memory {member['memory']}" if member["memory"] else f"a window of {member['segment']}"
     told = [f"{member['steps']:,}", f"{member['tokens_per_second']:,}", f"{member['bits']:.4f}", read, *lengths]
     assert [cell.strip() for cell in row.split("|")][3:-1] == told
@@ -38,10 +39,3 @@ def test_a_rate_was_chosen_on_validation_text() -> None:
         assert f" | {rate} | {reading['bits']:.4f} | {reading['static_bits']:.4f} |\n" in CARD
     tried = {reading["bits"]: reading["rate"] for reading in readings if reading["split"] == "valid"}
     assert [reading["rate"] for reading in readings if reading["split"] == "test"] == [tried[min(tried)]]
-
-
-def _length(group: dict[str, Any], name: str) -> str:
-    if name not in group["members"]:
-        return ""
-    found = group["recl"]["0.1"][name]
-    return f"{found['tokens']}{'+' * found['bounded']} [{found['low']}, {found['high']}]"

@@ -94,8 +94,8 @@ def dropped(B: int, H: int, L: int, rate: float, seed: int) -> torch.Tensor:
 
 
 def test_what_is_dropped_is_drawn_as_by_chance() -> None:
-    """The rate holds overall and per row, and neither neighbours, rows of the batch, heads nor seeds know each other:
-    no correlation is beyond five standard deviations of chance."""
+    """The rate holds, and neither neighbours, rows of the batch, heads nor seeds know each other: nothing is beyond
+    five standard deviations of chance."""
     B, H, L, rate = 3, 2, 64, 0.25
     seen = torch.ones(L, L, dtype=torch.bool).tril()
     masks = torch.stack([dropped(B, H, L, rate, seed).cpu() for seed in (1, 2, 12345)])

@@ -76,11 +76,7 @@ def test_killed_runs_end_equal_to_the_last_bit(tmp_path: Path) -> None:
 
 def try_kills(folder: str) -> None:
     importlib.import_module("torch._dynamo")  # what optimisers would load in every child
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        _try_kills(Path(folder), monkeypatch)
-
-
-def _try_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path, monkeypatch = Path(folder), pytest.MonkeyPatch()  # never undone: the process ends here
     recipe, text, chance = make_recipe(training_steps=STEPS, training_keep=2), make_text(300), random.Random(1)
     child, reading = fork(lambda _: train(recipe, tmp_path / "whole", text, monkeypatch))
     os.close(reading)

@@ -172,8 +172,7 @@ def curves(folder: Path) -> dict[str, list[int]]:
 
 def train_until_killed(folder: str, save_every: int) -> None:
     recipe, text, out = make_recipe(training_save_every=save_every), make_text(), Path(folder)
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        train(recipe, out, text, monkeypatch, TensorBoard(out), Validate(text, 3), Ends(7))
+    train(recipe, out, text, pytest.MonkeyPatch(), TensorBoard(out), Validate(text, 3), Ends(7))
 
 
 @pytest.mark.parametrize("save_every", [4, 100])

@@ -1,4 +1,4 @@
-"""A one-token step against the model's own layers: the kernels in Triton's interpreter here, recorded on CUDA."""
+"""A one-token step against the model's own layers: without kernels, in Triton's interpreter, recorded on CUDA."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +12,7 @@ from longspan.generation.session import Session
 from longspan.kernels import one_token
 from longspan.memory import recorded
 from longspan.memory.recorded import RecordedDecoder, can_record
+from longspan.memory.ring import RingDecoder
 from longspan.models.families import build
 
 pytest.importorskip("triton")
@@ -27,6 +28,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "convolution": {"memory": 12, "convolution": 3, "norm_type": "rms"},
     "normed-heads": {"memory": 5, "same_length": True, "heads": 2, "qk_norm": True, "convolution": 2, "norm": "pre"},
 }
+# Those the kernels do not have.
+ALL_FORMS = FORMS | {"gated": {"memory": 12, "activation": "swiglu"}, "swish": {"memory": 12, "activation": "swish"}}
 
 
 class Unrecorded(RecordedDecoder):
@@ -41,15 +44,16 @@ class Unrecorded(RecordedDecoder):
         return logits
 
 
-def walk(form: str, rows: int, device: str, dtype: torch.dtype, kind: type[RecordedDecoder]) -> float:
+def walk(form: str, rows: int, device: str, dtype: torch.dtype, kind: type[RecordedDecoder | RingDecoder]) -> float:
     """The largest difference from the general decoder over a prompt, some steps, another prompt and some more."""
     torch.manual_seed(5)
-    model = build("transformer-xl", {**SHAPE, **FORMS[form]}).to(device, dtype).eval()
+    model = build("transformer-xl", {**SHAPE, **ALL_FORMS[form]}).to(device, dtype).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 0.3)
     state = model.initial_state(rows, projected=True)
-    ours, exact = kind(model, state, 0), StreamDecoder(model, state)
+    ours: RecordedDecoder | RingDecoder = kind(model, state, 0)
+    exact = StreamDecoder(model, state)
     far = 0.0
     for prompt, steps in ((3, 3), (11, 2)):
         tokens = torch.randint(19, (rows, prompt), device=device)
@@ -63,6 +67,24 @@ def walk(form: str, rows: int, device: str, dtype: torch.dtype, kind: type[Recor
         for a, b in zip(ours.state().parts[part], tensors, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-5 if dtype == torch.float32 else 0.1)
     return far
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("form", ALL_FORMS)
+def test_steps_without_kernels_are_those_of_the_layers(form: str, rows: int) -> None:
+    assert walk(form, rows, "cpu", torch.float32, RingDecoder) < 1e-5
+
+
+def test_the_logits_of_a_step_may_be_written_to() -> None:
+    logits = build("transformer-xl", SHAPE).eval().decoder().step(torch.zeros(1, dtype=torch.int64))
+    logits[:, 0] = 7.0
+    assert logits[0, 0] == 7.0
+
+
+def test_a_model_in_training_drops_at_every_step() -> None:
+    model = build("transformer-xl", {**SHAPE, "memory": 4, "dropout": 0.5}).train()
+    token = torch.zeros(1, dtype=torch.int64)
+    assert not torch.equal(model.decoder().step(token), model.decoder().step(token))
 
 
 @interpreted

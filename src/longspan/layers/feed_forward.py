@@ -30,7 +30,7 @@ class FeedForward(nn.Module):
         self.activation = ACTIVATIONS[activation]
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+    def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
         return self.dropout(self.down(self.dropout(self.activation(self.up(x)))))
 
 
@@ -44,5 +44,5 @@ class GatedFeedForward(nn.Module):
         self.down = nn.Linear(inner, width, bias=bias)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+    def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
         return self.dropout(self.down(self.dropout(F.silu(self.gate(x)) * self.up(x))))

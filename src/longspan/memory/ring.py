@@ -1,9 +1,12 @@
 """One token at a time on a ring of projected keys and values: constant time and space however long the stream."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 from longspan.contract import State, read_segments
 from longspan.memory.tails import mix
@@ -80,33 +83,64 @@ class Ring:
 
 
 class RingDecoder(Ring):
-    """A ring on any device, through the model's own layers: distances are kept twice in a row, and the rotation that
-    fits the slots is a view."""
+    """A ring on any device, with the model's own norms and feed-forwards. For one token what costs is to ask for the
+    work, so it asks for little: one product for queries, keys and values, and nothing is looked up twice."""
 
     def __init__(self, model: Reader, state: State, age: int) -> None:
         super().__init__(model, state, age)
+        self.before = model.config.norm == "pre"
         with torch.no_grad():
             position = model.positions(self.size)
-            self.positions = [_twice(*position(layer), self.size) for layer in model.layers]
+            self.positions = [_ready(*position(layer), self.keys[0].dtype) for layer in model.layers]
+            self.layers = [_parts(layer) for layer in model.layers]
 
-    @torch.no_grad()
     def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
-        slot = self.advance()
-        filled = min(self.written, self.size)
-        turn = slice(self.size - 1 - slot, self.size - 1 - slot + filled)
-        h = self.model.embedding(tokens[:, None])
-        for n, layer in enumerate(self.model.layers):
+        with torch.inference_mode():
+            logits = self.compute(tokens)
+        return logits.clone()  # one that may be written to
+
+    def compute(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+        slot, before, shape = self.advance(), self.before, (len(tokens), self.model.config.heads, -1)
+        h = self.model.embedding(tokens[:, None])[:, 0]
+        for n, layer in enumerate(self.layers):
             if self.tails:
-                h, tail = mix(self.model.convolutions[n], h, self.tails[n], None)
+                mixed, tail = mix(self.model.convolutions[n], h[:, None], self.tails[n], None)
                 self.tails[n].copy_(tail)
-            keys, values = layer.keys_values(h)
-            self.keys[n][:, :, slot] = keys[:, :, 0]
-            self.values[n][:, :, slot] = values[:, :, 0]
-            distance, u, w = self.positions[n]
-            h = layer(
-                h, self.keys[n][:, :, :filled], self.values[n][:, :, :filled], (distance[:, turn], u, w), None, None
-            )
-        return self.model.head.logits(self.model.final_norm(h))[:, -1]
+                h = mixed[:, 0]
+            heads = F.linear(layer.attention_norm(h) if before else h, layer.projections)
+            query, key, value = heads.chunk(3, dim=-1)
+            if layer.head_norms:
+                query, key = (norm(part) for norm, part in zip(layer.head_norms, (query, key), strict=True))
+            self.keys[n].select(2, slot).copy_(key.view(shape))
+            self.values[n].select(2, slot).copy_(value.view(shape))
+            h = h + F.linear(self.attend(n, query.view(shape), slot), layer.output)
+            if before:
+                h = h + layer.feed_forward(layer.feed_forward_norm(h))
+            else:
+                h = layer.attention_norm(h)
+                h = layer.feed_forward_norm(h + layer.feed_forward(h))
+        return self.model.head.logits(self.model.final_norm(h)[:, None])[:, 0]
+
+    def attend(self, layer: int, query: Float[Tensor, "B H D"], slot: int) -> Float[Tensor, "B E"]:
+        """What the token in `slot` reads: scores of distances, oldest first, are turned to where the slots lie."""
+        filled, scale = min(self.written, self.size), query.shape[-1] ** -0.5
+        distance, u, w = self.positions[layer]
+        known = distance[:, :, max(distance.shape[2] - filled, 0) :]
+        scores = torch.bmm(torch.add(w, query, alpha=scale).transpose(0, 1), known)
+        if known.shape[2] < filled:
+            scores = torch.cat([scores[..., :1].expand(-1, -1, filled - known.shape[2]), scores], dim=-1)
+        if filled == self.size:
+            scores = torch.cat([scores, scores], dim=-1)[..., filled - 1 - slot : 2 * filled - 1 - slot]
+        if scores.is_cuda:
+            scores = scores.contiguous()  # torch's kernels trust a mask to begin where they may load several numbers
+        read = F.scaled_dot_product_attention(
+            (query + u).unsqueeze(2),
+            self.keys[layer][:, :, :filled],
+            self.values[layer][:, :, :filled],
+            attn_mask=scores.transpose(0, 1).unsqueeze(2),
+            scale=scale,
+        )
+        return read.flatten(1)
 
 
 def _slots(positions: Float[Tensor, "B H M D"], size: int) -> Float[Tensor, "B H S D"]:
@@ -114,8 +148,31 @@ def _slots(positions: Float[Tensor, "B H M D"], size: int) -> Float[Tensor, "B H
     return positions.new_zeros(B, H, size, D)
 
 
-def _twice(distance: Tensor, u: Tensor, w: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Distances size-1..0, the clamped ones written out, twice in a row."""
-    clamped = distance[:, :1].expand(-1, size - distance.shape[1], -1)
-    once = torch.cat([clamped, distance], dim=1)
-    return torch.cat([once, once], dim=1), u, w
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """What a step needs of a layer: looking it up in modules takes as long as a small product."""
+
+    projections: Tensor
+    output: Tensor
+    head_norms: tuple[Any, ...]
+    attention_norm: Any
+    feed_forward: Any
+    feed_forward_norm: Any
+
+
+def _parts(layer: Any) -> _Parts:
+    a = layer.attention
+    norms = () if isinstance(a.query_norm, nn.Identity) else (a.query_norm, a.key_norm)
+    return _Parts(
+        torch.cat([a.query.weight, a.key.weight, a.value.weight]),
+        a.output.weight,
+        norms,
+        layer.attention_residual.norm.forward,
+        layer.feed_forward.forward,
+        layer.feed_forward_residual.norm.forward,
+    )
+
+
+def _ready(distance: Tensor, u: Tensor, w: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """r as columns, u, and w over sqrt(d_head)."""
+    return distance.to(dtype).contiguous().transpose(1, 2), u.to(dtype), (w * w.shape[-1] ** -0.5).to(dtype)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from longspan.contract import Decoder, State
+from longspan.contract import Decoder, State, StreamDecoder
 from longspan.layers.attention import Position, no_biases
 from longspan.layers.model_config import require
 from longspan.layers.positions import ShawDistances, SinusoidDistances
@@ -89,4 +89,6 @@ class TransformerXL(Remembering):
         return of_layer
 
     def ring(self, state: State, age: int) -> Decoder:
+        if self.training:  # what is dropped is the layers' business
+            return StreamDecoder(self, state)
         return RecordedDecoder(self, state, age) if can_record(self) else RingDecoder(self, state, age)

@@ -137,8 +137,6 @@ def card(asked: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
     read = list(readings(asked, recipe, data["name"], known, unit))
     paragraphs = [bounded(asked.shorter, *bound, read)] if bound else []
     paragraphs += [DYNAMIC] * bool(asked.dynamic) + [f"\n{note}\n" for note in asked.note]
-    choices = [name for name in ("memory", "clamp") if name in known]
-    choices += [name for name, tried in (("temperature", asked.temps), ("rate", asked.dynamic)) if len(tried) > 1]
     return CARD.format(
         name=asked.out.stem,
         parameters=model.model.parameter_count,
@@ -148,13 +146,19 @@ def card(asked: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
         scorer=f"{hardware(where)}, {str(find_dtype('auto', where)).removeprefix('torch.')}",
         unit=unit.replace("_", " "),
         rows="\n".join(map(str, read)),
-        chosen=", ".join(choices) or "nothing",
+        chosen=", ".join(choices(read)) or "nothing",
         more="".join(paragraphs),
         commit=commit,
         training=training_command(about["processes"][0]["command"]),
         fingerprint=data["fingerprint"],
         **progress(asked.run, found.contents["README.md"].decode()),
     )
+
+
+def choices(read: list[Reading]) -> list[str]:
+    """What was chosen: the settings that were tried at more than one value."""
+    names = {"memory": "memory", "clamp": "clamp", "temp": "temperature", "rate": "rate"}
+    return [name for key, name in names.items() if len({getattr(way, key) for way in read} - {None}) > 1]
 
 
 def progress(run: Path, notes: str) -> dict[str, Any]:

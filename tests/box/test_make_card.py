@@ -99,9 +99,24 @@ def test_a_card_of_any_family_and_unit(
     static, dynamic = (sum(("dynamic" in row[0]) == learns for row in FIGURE.findall(card)) for learns in (False, True))
     assert (static, dynamic) == (3 if "--clamp" in card else 2, 1)
     check_commands(card, capsys, unit)
-    assert re.search(r"listed: (nothing|memory|memory, clamp)\. The", card)  # there was but one rate
+    chosen = "clamp" if "--clamp" in card else "nothing"  # there was but one memory and one rate
+    assert f"listed: {chosen}. The" in card
     notes = Path("run/best/README.md").read_text()  # best, which need not be the last
     assert value(card, r"\n[^\n]*, ([\d,]+) steps, ") == value(notes, r", seed \d+, ([\d,]+) steps,")
+
+
+@pytest.mark.parametrize(
+    ("asked", "chosen"),
+    [
+        (["--memories", "8"], "nothing"),
+        (["--memories", "8,16"], "memory"),
+        (["--memories", "64", "--temps", "1.5"], "clamp, temperature"),
+        (["--memories", "8", "--temps", "1", "--dynamic", "1e-4"], "nothing"),
+    ],
+)
+def test_only_what_was_tried_in_several_ways_is_called_chosen(asked: list[str], chosen: str, text: Path) -> None:
+    train("tiny", text, *MEMORY)
+    assert f"listed: {chosen}. The test" in make_card("--commit", COMMIT, "--flags", "--segment 16", *asked)
 
 
 @pytest.mark.parametrize(

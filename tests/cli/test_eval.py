@@ -207,6 +207,35 @@ def test_losses_replace_no_device_and_reserve_their_room(cli: Cli, model: Path, 
     assert set(Path().iterdir()) == before
 
 
+def test_losses_are_not_written_over_the_text_or_another_file(cli: Cli, model: Path, text: Path) -> None:
+    np.save("text.npy", np.arange(9))
+    Path("books/inner").mkdir(parents=True)
+    np.save("books/inner/a.npy", np.arange(9))
+    Path("link.npy").symlink_to("text.npy")
+    Path("notes.txt").write_bytes(b"to be kept")
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    for data, losses in [
+        (text, "text.txt"),
+        ("text.npy", "./books/../text.npy"),
+        ("text.npy", "link.npy"),
+        ("link.npy", "text.npy"),
+        ("books", "books/inner/a.npy"),
+    ]:
+        told = cli("eval", model, "--data", data, "--losses", losses)
+        told.refused(f"is part of the text that is read, {data}")
+    cli("eval", model, "--data", text, "--losses", "notes.txt").refused("--losses notes.txt is a file of another kind")
+    # Told before anything is read, the model too.
+    cli("eval", "nowhere", "--data", text, "--losses", text).refused("is part of the text")
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize("there", [b"", b"\x93NUMPY, cut short"])
+def test_losses_take_the_place_of_losses(there: bytes, cli: Cli, model: Path, text: Path) -> None:
+    Path("l.npy").write_bytes(there)
+    assert cli("eval", model, "--data", text, "--losses", "l.npy").code == 0
+    assert len(np.load("l.npy")) == len(text.read_bytes()) - 1
+
+
 @pytest.mark.parametrize("way", [[], ["--sliding", "--segment", "8"], ["--dynamic", "--dynamic-rate", "1e-9"]])
 def test_scores_over_a_temperature(way: list[str], cli: Cli, model: Path, text: Path) -> None:
     short = Path("short.txt")

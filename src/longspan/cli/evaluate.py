@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from longspan.evaluation.dynamic import Dynamics
     from longspan.evaluation.likelihood import Stretch, Tally
 
+_NUMPY = b"\x93NUMPY"  # what every .npy begins with
+
 
 def evaluate(
     *,
@@ -101,6 +103,8 @@ def evaluate(
     if segment is not None and segment < 1:
         raise ConfigError(f"--segment {segment} must be at least 1")
     check_temperature(temp)
+    if losses is not None:
+        _check_losses(losses, data)
     given = {"memory": memory, "clamp": clamp, "same_length": same_length}
     overrides = {name: value for name, value in given.items() if value is not None}
     found = find_model(box(model))
@@ -211,17 +215,31 @@ def _check_flags(overrides: dict[str, Any], described: bytes) -> None:
             )
 
 
+def _check_losses(path: Path, data: str) -> None:
+    """Losses take the place of nothing but losses."""
+    from longspan.data import CORPORA
+
+    if not path.parent.is_dir() or path.is_dir():
+        raise ConfigError(f"--losses {path}: {path} is a folder, or there is no folder {path.parent}")
+    if not path.exists():
+        return
+    if not path.is_file():
+        # A rename would put a plain file where a device or a pipe was.
+        raise ConfigError(f"--losses {path} is a device or a pipe; give the name of a plain file")
+    place = path.resolve()
+    if data not in CORPORA and Path(data).resolve() in (place, *place.parents):
+        raise ConfigError(f"--losses {path} is part of the text that is read, {data}; give the name of another file")
+    with path.open("rb") as file:
+        if file.read(len(_NUMPY)) not in (b"", _NUMPY):
+            raise ConfigError(f"--losses {path} is a file of another kind; give the name of a new file or of an .npy")
+
+
 @contextmanager
 def _losses_file(path: Path | None, count: int) -> "Iterator[NDArray[np.float32] | None]":
     """An array on disk that takes its name only when it is whole."""
     if path is None or count < 1:
         yield None
         return
-    if not path.parent.is_dir() or path.is_dir():
-        raise ConfigError(f"--losses {path}: {path} is a folder, or there is no folder {path.parent}")
-    if path.exists() and not path.is_file():
-        # A rename would put a plain file where a device or a pipe was.
-        raise ConfigError(f"--losses {path} is a device or a pipe; give the name of a plain file")
     aside = path.parent / f".{path.name}.{os.getpid()}"
     try:
         array = _reserved(aside, count, path)

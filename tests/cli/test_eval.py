@@ -76,6 +76,20 @@ def test_a_split_of_a_file(cli: Cli, model: Path, text: Path) -> None:
     assert sum(parts) == whole > parts[0] > parts[1] > 0
 
 
+def test_a_corpus_read_whole_is_told(cli: Cli, model: Path, text: Path, tmp_path: Path) -> None:
+    novels = tmp_path / "cache" / "corpora" / "english-novels"
+    novels.mkdir(parents=True)
+    for name in "abcdefghi":
+        (novels / f"{name}.txt").write_bytes(b"It was a dark night. ")
+    told = cli("eval", model, "--data", "english-novels", "--json")
+    assert told.json["tokens"] == 9 * 21
+    assert told.err == (
+        "longspan: english-novels is read whole, its training text too; --split test reads what no recipe trains on\n"
+    )
+    for data in (["english-novels", "--split", "test"], ["english-novels", "--split", "train"], [text], [novels]):
+        assert cli("eval", model, "--data", *data, "--json").err == ""
+
+
 def test_people_get_a_table(cli: Cli, model: Path, text: Path) -> None:
     result = cli("eval", model, "--data", text)
     assert result.code == 0

@@ -89,7 +89,7 @@ def evaluate(
 
     from longspan.box import box
     from longspan.checkpoints.model_folder import find_model, open_model
-    from longspan.data.encoded import open_corpus
+    from longspan.data import CORPORA, open_corpus
     from longspan.evaluation.dynamic import dynamic_losses
     from longspan.evaluation.likelihood import Tally, check_temperature, slides, sliding_losses, stream_losses
     from longspan.models.families import name_of
@@ -123,6 +123,8 @@ def evaluate(
 
     def tell() -> None:
         tell_of_box(model)
+        if split is None and data in CORPORA:
+            _tell_of_splits(data)
         if windowed and sliding is None:
             _tell_of_windows(name_of(loaded.model), window, learning=dynamics is not None)
 
@@ -190,6 +192,11 @@ def _dynamics(
     if lanes != 1:
         raise ConfigError(f"--dynamic learns in the order of the text, and --lanes {lanes} reads ahead; leave it out")
     return Dynamics(**given)
+
+
+def _tell_of_splits(corpus: str) -> None:
+    told = f"{corpus} is read whole, its training text too; --split test reads what no recipe trains on"
+    print(f"longspan: {told}", file=sys.stderr, flush=True)
 
 
 def _tell_of_windows(family: str, window: int, *, learning: bool) -> None:

@@ -1,7 +1,11 @@
 """What cards say, read back."""
 
 import re
+import subprocess
 from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
 
 # Of a card of benchmarks/make_card.py: text, memory, clamp, score and command.
 SCORE = r"(\d+\.\d{4})(?: \(static [\d.]+\))?"
@@ -33,3 +37,27 @@ def value(card: str, pattern: str) -> str:
     """The one thing in it that a pattern's group matches."""
     (found,) = re.findall(pattern, card)
     return str(found)
+
+
+def number(card: str, pattern: str) -> int:
+    """The same where it is a whole number, written with commas."""
+    return int(value(card, pattern).replace(",", ""))
+
+
+def steps_and_tokens(card: str) -> tuple[int, int]:
+    ((steps, tokens),) = re.findall(r", ([\d,]+) steps, ([\d,]+) tokens of", card)
+    return int(steps.replace(",", "")), int(tokens.replace(",", ""))
+
+
+def is_known(commit: str) -> bool:
+    """Whether the history has it, where there is a whole one."""
+    history = subprocess.run(["git", "log", "--format=%H"], cwd=ROOT, capture_output=True, text=True, check=False)
+    told = history.returncode == 0 and not (ROOT / ".git" / "shallow").exists()
+    return not told or commit in history.stdout.split()
+
+
+def tokens_read(steps: int, text: int, batch: int, segment: int) -> int:
+    """By so many steps over a text of so many tokens: the segment that ends a pass is a shorter one."""
+    row = (text - 1) // batch
+    passes, more = divmod(steps, -(-row // segment))
+    return batch * (passes * row + more * segment)

@@ -11,14 +11,17 @@ import longspan
 from longspan.box import FOLDER, is_filled
 from longspan.data import get, open_corpus
 from longspan.data.cache import cache_folder
+from longspan.training.recipe import load_recipe
 
-from .card import of, rows, value
+from .card import is_known, number, of, rows, steps_and_tokens, tokens_read, value
 
 pytestmark = pytest.mark.skipif(not is_filled(), reason="the box is empty; make box RUN=... fills it")
 PASSAGE = Path(__file__).with_name("passage.txt")
 ARCHIVE = Path(__file__).resolve().parents[3] / "shared" / "data" / "english_novels.tar.xz"
 HELD_OUT = 1.55
 SLICE = "test, first 20000"
+FINGERPRINT = r"\| training text \| fingerprint ([0-9a-f]{64}) \|"
+TRAINED_ON = r"Text: the train split of english-novels, ([\d,]+) tokens,"
 GROWTH = """
 import longspan, torch
 from longspan.generation.sampling import Sampling
@@ -43,15 +46,21 @@ def card() -> str:
 
 
 @pytest.fixture(scope="module")
-def test_book(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The first bytes of the test split, where the novels are at hand."""
+def novels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache that has the novels, where they are at hand."""
     cache = cache_folder()
     if not (cache / "corpora" / "english-novels").is_dir():
         if not ARCHIVE.is_file():
             pytest.skip("the novels are not here; longspan data get english-novels --from FILE")
         cache = tmp_path_factory.mktemp("cache")
         get("english-novels", ARCHIVE, cache)
-    return open_corpus("english-novels", "test", cache=cache).ids[:20_000].tobytes()
+    return cache
+
+
+@pytest.fixture(scope="module")
+def test_book(novels: Path) -> bytes:
+    """The first bytes of the test split."""
+    return open_corpus("english-novels", "test", cache=novels).ids[:20_000].tobytes()
 
 
 def test_the_card_tells_of_these_files(card: str) -> None:
@@ -61,10 +70,31 @@ def test_the_card_tells_of_these_files(card: str) -> None:
     model = longspan.load()
     count = sum(parameter.numel() for parameter in model.model.parameters())
     assert f"{count:,}" == value(card, r"parameters: ([\d,]+) ") == value(card, r"of ([\d,]+) parameters that")
-    assert value(card, r"\| code \| commit ([0-9a-f]{40}) \|")
-    assert value(card, r"\| training text \| fingerprint ([0-9a-f]{64}) \|")
     assert f"a memory of {model.config.memory:,} bytes and a clamp of {model.config.clamp}," in card
     assert model.config.same_length
+
+
+def test_the_card_says_the_same_twice(card: str) -> None:
+    """The code and the text, at the top and where the exported folder tells of its origin."""
+    commit = value(card, r"\| code \| commit ([0-9a-f]{40}) \|")
+    assert commit == value(card, r"Trained by longspan [^\n]*, commit ([0-9a-f]{40}),")
+    assert is_known(commit)
+    fingerprint = value(card, FINGERPRINT)
+    assert fingerprint == value(card, r"Text: the train split [^\n]*, fingerprint ([0-9a-f]{64})\.")
+    assert fingerprint[:16] == value(card, r"of english-novels \(fingerprint ([0-9a-f]{16})\)")
+
+
+def test_the_card_tells_of_its_recipe(card: str) -> None:
+    recipe, config = load_recipe("novels-box"), longspan.load().config
+    steps, tokens = steps_and_tokens(card)
+    assert tokens == tokens_read(steps, number(card, TRAINED_ON), recipe.training.batch, recipe.model.segment)
+    assert recipe.reached.score == round(of(card, "test", config.clamp)[config.memory], 3)
+
+
+def test_the_fingerprint_is_that_of_the_novels(card: str, novels: Path) -> None:
+    text = open_corpus("english-novels", "train", cache=novels)
+    assert value(card, FINGERPRINT) == text.fingerprint
+    assert number(card, TRAINED_ON) == len(text)
 
 
 def test_the_card_s_figures_are_what_was_asked_for(card: str) -> None:

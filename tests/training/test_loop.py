@@ -13,7 +13,7 @@ import torch
 
 from longspan.checkpoints import store
 from longspan.checkpoints.model_folder import load_model
-from longspan.errors import DeviceError, TrainingError
+from longspan.errors import ConfigError, DeviceError, TrainingError
 from longspan.training import run, snapshot
 from longspan.training.dropout import LockedDropout, Objective
 from longspan.training.dry_run import dry_run
@@ -24,6 +24,7 @@ from longspan.training.observers.metrics import cut_after
 from longspan.training.observers.tensorboard import TensorBoard
 from longspan.training.observers.validation import Validate, sample
 from longspan.training.recipe import build_recipe
+from longspan.training.rehearsal import rehearse
 from longspan.training.step import Order
 from tests.training.conftest import aside, losses, make_recipe, make_text, train
 
@@ -261,6 +262,43 @@ def test_a_dry_run_counts_what_schedules_come_to() -> None:
     assert cost.seconds * cost.tokens_per_second == pytest.approx(10 * 8 + 10 * 16 + 10 * 64)
     limited = dry_run(make_recipe(training_steps=None, training_tokens=6400), make_text(), CPU)
     assert limited.seconds * limited.tokens_per_second == pytest.approx(6400)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fits"),
+    [
+        ({}, False),
+        ({"training_batch": [[0, 2], [900, 1000]]}, False),
+        ({"training_batch": 100}, True),
+        ({"training_accumulate": 10}, True),
+        ({"training_checkpoint_activations": True}, True),
+    ],
+)
+def test_a_step_that_this_machine_cannot_hold_is_told_beforehand(
+    changes: dict[str, object], fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_machine, small = os.sysconf, {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 6_500}
+    monkeypatch.setattr(os, "sysconf", lambda name: small[name] if name in small else of_machine(name))
+    recipe = make_recipe(**{"training_batch": 1000, **changes})
+    _, trainer = run.make_trainer(recipe, make_text(10_000), CPU)
+    before = torch.get_rng_state()
+    if fits:
+        rehearse(trainer)
+    else:
+        with pytest.raises(
+            ConfigError, match=r"keeps .* GiB for its gradients and this machine has .* lower training\.batch"
+        ):
+            rehearse(trainer)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_segment_longer_than_the_text_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    _, trainer = run.make_trainer(make_recipe(model_segment=1000, model_memory=0), make_text(41), CPU)
+    objective = trainer.objective
+    monkeypatch.setattr(trainer, "objective", lambda *inputs: seen.append(inputs[0].shape) or objective(*inputs))
+    rehearse(trainer)
+    assert seen == [(1, 10), (2, 10)]
 
 
 COMPILED = """

@@ -10,6 +10,7 @@ import torch
 from longspan.errors import ConfigError, DataError
 from longspan.training.loop import Trainer
 from longspan.training.recipe import as_steps
+from longspan.training.schedules import value_at
 
 
 def rehearse(trainer: Trainer) -> None:
@@ -18,6 +19,8 @@ def rehearse(trainer: Trainer) -> None:
     _check_keys(trainer)
     _check_memories(trainer)
     _check_segments(trainer)
+    if trainer.device.type == "cpu":
+        _check_step(trainer)
     for observer in trainer.observers:
         observer.rehearse(trainer)
 
@@ -47,9 +50,7 @@ def _check_memories(trainer: Trainer) -> None:
     """Every memory of the schedule makes a config, and its states fit into this machine."""
     model, held = trainer.model, trainer.model.config
     rows = max(rows for _, rows in as_steps(trainer.config.batch))
-    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if trainer.device.type == "cuda":
-        room = torch.cuda.get_device_properties(trainer.device).total_memory
+    room = _room(trainer.device)
     scheduled = trainer.config.memory
     memories = [None] if scheduled is None else [memory for _, memory in as_steps(scheduled)]
     try:
@@ -81,3 +82,40 @@ def _check_segments(trainer: Trainer) -> None:
             if not jitter:
                 raise
             raise ConfigError(f"training.segment_jitter={jitter} draws segments of up to {longest}: {error}") from None
+
+
+def _check_step(trainer: Trainer) -> None:
+    """What the largest batch keeps for its gradients fits into this machine, as told by one row and by two: the kernel
+    ends a process that asks for more without a word."""
+    begins, batch = max(as_steps(trainer.config.batch), key=lambda step: step[1])
+    segment = value_at(trainer.config.segment or trainer.recipe.model.segment, begins)
+    segment = min(segment, (len(trainer.lanes.ids) - 1) // batch)  # a row has no more
+    one, two = (_kept(trainer, rows, segment) for rows in (1, 2))
+    rows = batch // trainer.config.accumulate
+    size, room = one + (rows - 1) * (two - one), _room(trainer.device)
+    if size > room:
+        raise ConfigError(
+            f"a step keeps {size / 2**30:,.1f} GiB for its gradients and this machine has {room / 2**30:,.1f}; "
+            "lower training.batch, raise training.accumulate, or set training.checkpoint_activations=true"
+        )
+
+
+def _kept(trainer: Trainer, rows: int, segment: int) -> int:
+    """Bytes that are held until the backward pass once some rows have been read."""
+    held: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        held[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    tokens = torch.zeros(rows, segment, dtype=torch.int64)
+    with trainer.quiet_random(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        trainer.objective(tokens, tokens, trainer.empty_state(rows), 0.0, None)
+    return sum(held.values())
+
+
+def _room(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

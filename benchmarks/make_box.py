@@ -51,9 +51,8 @@ The novels are put where the commands find them by `longspan data get english-no
 |---|---|---|---|---|
 {rows}
 
-The command for the passage is for a checkout. `time longspan generate -p "It was" -n 5000 --threads 1` tells how fast
-your machine writes; one thread is enough for steps this small, and they take no more memory at the end than at the
-beginning.
+The command for the passage is for a checkout. `time longspan generate -p "It was" -n 5000` tells how fast your machine
+writes; it takes no more memory at the end than at the beginning.
 
 ## What it was made from
 

@@ -49,6 +49,7 @@ A run that is limited in seconds ends at another step on another machine, and th
 SHORTER = """
 {corpus} leaves symbols of the same files out: its test split has {kept:,} tokens, this one {whole:,}. Whoever has the
 whole text has the shorter one too, so this model spends at most {whole:,} / {kept:,} x {score:.4f} = {bound:.4f} on it.
+That is a bound, of all places the others may stand at together, and not what a reading of the shorter text comes to.
 """
 DYNAMIC = """
 Dynamic evaluation (Krause et al. 2018) takes a gradient step on every segment once it has been scored, never on what is

@@ -89,6 +89,7 @@ def test_the_card_tells_of_its_recipe(card: str) -> None:
     steps, tokens = steps_and_tokens(card)
     assert tokens == tokens_read(steps, number(card, TRAINED_ON), recipe.training.batch, recipe.model.segment)
     assert recipe.reached.score == round(of(card, "test", config.clamp)[config.memory], 3)
+    assert (recipe.evaluation.memory, recipe.evaluation.clamp) == (config.memory, config.clamp)
 
 
 def test_the_fingerprint_is_that_of_the_novels(card: str, novels: Path) -> None:

@@ -19,7 +19,7 @@ def test_every_recipe_is_listed_with_what_its_file_says(cli: Cli) -> None:
     for name, row in rows.items():
         recipe = load_recipe(name)
         assert (row["seconds"], row["device"]) == (recipe.reached.seconds, recipe.reached.device)
-        assert (row["ours"] is None) == (recipe.reached.score is None)
+        assert (row["ours"] is None) == (row["on"] is None) == (recipe.reached.score is None)
         if recipe.reached.score is not None:
             assert row["ours"].startswith(f"{recipe.reached.score:g} ")
 

@@ -7,7 +7,7 @@ from longspan.cli.options import Json, print_json
 if TYPE_CHECKING:
     from longspan.training.recipe import Recipe
 
-COLUMNS = ("recipe", "family", "parameters", "data", "published", "ours", "seconds", "device")
+COLUMNS = ("recipe", "family", "parameters", "data", "published", "ours", "on", "seconds", "device")
 
 
 def recipes(json: Json = False) -> None:
@@ -36,6 +36,7 @@ def facts(recipe: "Recipe") -> dict[str, Any]:
         "data": recipe.data.corpus,
         "published": _result(expected.score, expected.unit),
         "ours": _result(reached.score, reached.unit),
+        "on": reached.on,
         "seconds": reached.seconds,
         "device": reached.device,
     }

@@ -159,9 +159,10 @@ class ExpectedConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ReachedConfig:
-    """What the recipe has come to here, in the unit of `expected`; how long it took, and on what."""
+    """What the recipe has come to here, in the unit of `expected`, and `on` which text; how long it took, and on what."""
 
     score: float | None = None
+    on: str | None = None
     unit: str | None = None
     seconds: float | None = None
     device: str | None = None

@@ -32,7 +32,7 @@ CARD = """# The model in the box
 A Transformer-XL of {parameters:,} parameters that reads and writes bytes, trained on 90 English novels of 1839 to 1930.
 It is what `longspan generate`, `eval`, `info` and `longspan.load()` use where no model is named.
 
-    longspan generate -p "The door opened, and" -n 500 --temp 0.8
+    longspan generate -p "It was late in the evening when" -n 500 --temp 0.7 --top-p 0.95
 
 It is small: it spells, mostly keeps to its grammar, goes on with the names it has read, and knows nothing. What it
 writes carries the manners and prejudices of its books. It is here to try things with, not to be relied on.

@@ -20,7 +20,7 @@ interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are 
 SHAPE = {"vocabulary": 19, "layers": 2, "width": 24, "heads": 1, "head_width": 10, "inner": 40, "segment": 8}
 FORMS: dict[str, dict[str, Any]] = {
     "plain": {"memory": 40},
-    "clamp": {"memory": 5, "clamp": 4, "same_length": True, "shared_biases": False},
+    "clamp": {"memory": 5, "clamp": 2, "same_length": True, "shared_biases": False},
     "pre": {"memory": 20, "norm": "pre", "final_norm": True, "activation": "squared-relu"},
     "rms": {"memory": 12, "norm": "pre", "norm_type": "rms", "biases": False, "activation": "gelu"},
     "shaw": {"memory": 12, "position": "shaw", "final_norm": True},

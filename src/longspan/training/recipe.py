@@ -159,7 +159,7 @@ class ExpectedConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ReachedConfig:
-    """What the recipe has come to here, in the unit of `expected`, and `on` which text; how long it took, and on what."""
+    """What the recipe has come to here, in the unit of `expected`, and on which text; how long it took, on what."""
 
     score: float | None = None
     on: str | None = None

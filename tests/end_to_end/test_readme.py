@@ -16,7 +16,7 @@ README = (ROOT / "README.md").read_text()
 
 def commands() -> list[list[str]]:
     """Every `longspan ...` line of the README's first section, comments aside."""
-    section = README.partition("## In two minutes")[2].partition("\n## ")[0]
+    section = README.partition("## In a few minutes")[2].partition("\n## ")[0]
     return [shlex.split(line, comments=True) for line in re.findall(r"^    (longspan .*)$", section, re.MULTILINE)]
 
 

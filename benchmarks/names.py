@@ -6,8 +6,9 @@ python benchmarks/names.py [--memory 64] [--model MODEL] [--count 12] [--length 
 import argparse
 from pathlib import Path
 
+from cards import longspan_errors
+
 import longspan
-from longspan.generation.sampling import Sampling
 
 PROMPT = """"I will not go back to Netherwick," said Arabella Thornbury, rising from her chair.
 
@@ -25,13 +26,10 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=1500, help="bytes of each")
     asked = parser.parse_args()
     overrides = {} if asked.memory is None else {"memory": asked.memory}
-    model = longspan.load(asked.model, **overrides)
-    written = []
-    for seed in range(asked.count):
-        session = model.session(PROMPT, seed=seed)
-        written.append(
-            bytes(session.write(asked.length, Sampling(temperature=0.7, top_p=0.95))).decode(errors="replace")
-        )
+    with longspan_errors(parser):
+        model = longspan.load(asked.model, **overrides)
+        seeds = range(asked.count)
+        written = [model.generate(PROMPT, asked.length, temperature=0.7, top_p=0.95, seed=seed) for seed in seeds]
     named = sum(text.count(name) for text in written for name in NAMES)
     again, late = (
         sum(any(name in text[begin:] for name in NAMES) for text in written) for begin in (0, asked.length // 2)

@@ -45,8 +45,7 @@ def number(card: str, pattern: str) -> int:
 
 
 def steps_and_tokens(card: str) -> tuple[int, int]:
-    ((steps, tokens),) = re.findall(r", ([\d,]+) steps, ([\d,]+) tokens of", card)
-    return int(steps.replace(",", "")), int(tokens.replace(",", ""))
+    return number(card, r", ([\d,]+) steps, [\d,]+ tokens of"), number(card, r", [\d,]+ steps, ([\d,]+) tokens of")
 
 
 def is_known(commit: str) -> bool:

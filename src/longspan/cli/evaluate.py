@@ -1,7 +1,6 @@
 """`longspan eval`: how well a model predicts a text."""
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from longspan.cli.options import (
     machine,
     print_json,
     print_rows,
+    say,
     tell_of_box,
 )
 from longspan.cli.progress import progress
@@ -195,8 +195,7 @@ def _dynamics(
 
 
 def _tell_of_splits(corpus: str) -> None:
-    told = f"{corpus} is read whole, its training text too; --split test reads what no recipe trains on"
-    print(f"longspan: {told}", file=sys.stderr, flush=True)
+    say(f"{corpus} is read whole, its training text too; --split test reads what no recipe trains on")
 
 
 def _tell_of_windows(family: str, window: int, *, learning: bool) -> None:
@@ -205,7 +204,7 @@ def _tell_of_windows(family: str, window: int, *, learning: bool) -> None:
         "window per token; --no-sliding reads segment by segment"
     )
     learns = f"--dynamic reads segments of {window} tokens, the first of each with nothing before it"
-    print(f"longspan: this {family} has no memory, so {learns if learning else slides}", file=sys.stderr, flush=True)
+    say(f"this {family} has no memory, so {learns if learning else slides}")
 
 
 def _check_flags(overrides: dict[str, Any], described: bytes) -> None:

@@ -52,10 +52,15 @@ def machine(device: str, dtype: str, threads: int) -> Machine:
     return Machine(where, find_dtype(dtype, where))
 
 
+def say(sentence: str) -> None:
+    """What a reader should know beside the result, where no pipe takes it for the result."""
+    print(f"longspan: {sentence}", file=sys.stderr, flush=True)
+
+
 def tell_of_box(model: Path | None) -> None:
     """Which model this is where none was named; called when nothing is left to refuse, a sentence of its own."""
     if model is None:
-        print(f"longspan: no MODEL was named; this is {ABOUT}", file=sys.stderr, flush=True)
+        say(f"no MODEL was named; this is {ABOUT}")
 
 
 def print_json(values: dict[str, Any]) -> None:

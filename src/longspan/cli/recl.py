@@ -1,13 +1,12 @@
 """`longspan recl`: how much context each model of a group makes use of."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longspan.cli.options import DeviceName, DtypeName, Json, Threads, machine, print_json, tell_of_box
+from longspan.cli.options import DeviceName, DtypeName, Json, Threads, machine, print_json, say, tell_of_box
 from longspan.cli.progress import progress
 from longspan.errors import ConfigError
 
@@ -73,8 +72,7 @@ def recl(
         if contexts is not None:
             table = table.at(parse_contexts(contexts))
     if table.below_zero:
-        sentence = f"{table.below_zero} of the {table.losses.size} losses are below zero; a loss is -log P, not log P"
-        print(f"longspan: {sentence}", file=sys.stderr)
+        say(f"{table.below_zero} of the {table.losses.size} losses are below zero; a loss is -log P, not log P")
     found = {name: recl_of(table, share, threshold) for name, share in shares.items()}
     effective = ecl(table, threshold)
     if out is not None:

@@ -11,7 +11,7 @@ from longspan.kernels import one_token
 from longspan.kernels.one_token import Norm
 from longspan.kernels.relative_attention import TRITON_WORKS
 from longspan.memory.recording import record, run_aside
-from longspan.memory.ring import Reader, Ring
+from longspan.memory.ring import Reader, Ring, joined_projections
 from longspan.shapes import Float, Int, Tensor
 
 
@@ -22,7 +22,6 @@ def can_record(model: Any) -> bool:
         like.is_cuda
         and TRITON_WORKS
         and like.dtype in (torch.bfloat16, torch.float32)
-        and not model.training
         and model.config.activation in one_token.ACTIVATIONS
         and max(model.config.width, model.config.inner_size) <= one_token.WIDEST
     )
@@ -53,8 +52,7 @@ class RecordedDecoder(Ring):
         with torch.no_grad():
             position = model.positions(self.size)
             self.positions = [[p.to(like.dtype).contiguous() for p in position(layer)] for layer in model.layers]
-            projections = [(a.query, a.key, a.value) for a in (layer.attention for layer in model.layers)]
-            self.qkv_weights = [torch.cat([p.weight for p in parts]) for parts in projections]
+            self.qkv_weights = [joined_projections(layer.attention) for layer in model.layers]
             norms = [(layer.attention.query_norm, layer.attention.key_norm) for layer in model.layers if c.qk_norm]
             self.head_norms = [(torch.stack([q.weight, k.weight])[:, None], q.eps) for q, k in norms]
             # c_N, ..., c_1 and 1: what a tail and the token after it are multiplied by.

@@ -88,7 +88,6 @@ class RingDecoder(Ring):
 
     def __init__(self, model: Reader, state: State, age: int) -> None:
         super().__init__(model, state, age)
-        self.before = model.config.norm == "pre"
         with torch.no_grad():
             position = model.positions(self.size)
             self.positions = [_ready(*position(layer), self.keys[0].dtype) for layer in model.layers]
@@ -100,7 +99,8 @@ class RingDecoder(Ring):
         return logits.clone()  # one that may be written to
 
     def compute(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
-        slot, before, shape = self.advance(), self.before, (len(tokens), self.model.config.heads, -1)
+        slot, before = self.advance(), self.model.config.norm == "pre"
+        shape = (len(tokens), self.model.config.heads, -1)
         h = self.model.embedding(tokens[:, None])[:, 0]
         for n, layer in enumerate(self.layers):
             if self.tails:
@@ -143,6 +143,11 @@ class RingDecoder(Ring):
         return read.flatten(1)
 
 
+def joined_projections(attention: Any) -> Float[Tensor, "P E"]:
+    """Wq, Wk and Wv as one matrix: one product for all three."""
+    return torch.cat([attention.query.weight, attention.key.weight, attention.value.weight])
+
+
 def _slots(positions: Float[Tensor, "B H M D"], size: int) -> Float[Tensor, "B H S D"]:
     B, H, _, D = positions.shape
     return positions.new_zeros(B, H, size, D)
@@ -161,12 +166,12 @@ class _Parts:
 
 
 def _parts(layer: Any) -> _Parts:
-    a = layer.attention
-    norms = () if isinstance(a.query_norm, nn.Identity) else (a.query_norm, a.key_norm)
+    attention = layer.attention
+    norms = (attention.query_norm, attention.key_norm)
     return _Parts(
-        torch.cat([a.query.weight, a.key.weight, a.value.weight]),
-        a.output.weight,
-        norms,
+        joined_projections(attention),
+        attention.output.weight,
+        () if isinstance(attention.query_norm, nn.Identity) else norms,
         layer.attention_residual.norm.forward,
         layer.feed_forward.forward,
         layer.feed_forward_residual.norm.forward,

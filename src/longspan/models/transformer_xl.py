@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from longspan.contract import Decoder, State, StreamDecoder
+from longspan.contract import Decoder, State
 from longspan.layers.attention import Position, no_biases
 from longspan.layers.model_config import require
 from longspan.layers.positions import ShawDistances, SinusoidDistances
@@ -90,5 +90,5 @@ class TransformerXL(Remembering):
 
     def ring(self, state: State, age: int) -> Decoder:
         if self.training:  # what is dropped is the layers' business
-            return StreamDecoder(self, state)
+            return super().ring(state, age)
         return RecordedDecoder(self, state, age) if can_record(self) else RingDecoder(self, state, age)

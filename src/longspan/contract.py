@@ -228,6 +228,18 @@ class LanguageModel(nn.Module, ABC):
         hidden, state = self.hidden_states(tokens, state, starts)
         return self.head.losses(hidden[-1], targets), state
 
+    def next_losses(
+        self,
+        tokens: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B"],
+        state: State | None = None,
+        starts: Bool[Tensor, "B T"] | None = None,
+    ) -> tuple[Float[Tensor, "B"], State]:
+        """The loss of the token after the segment alone, one per row: the softmax of every other is saved."""
+        require_segment(tokens, starts=starts)
+        hidden, state = self.hidden_states(tokens, state, starts)
+        return self.head.losses(hidden[-1][:, -1:], targets[:, None])[:, 0], state
+
     def training_loss(
         self,
         tokens: Int[Tensor, "B T"],

@@ -60,6 +60,19 @@ def test_cuts_change_nothing(make: MakeModel, name: str, form: str, dtype: torch
     torch.testing.assert_close(cut, whole, rtol=0, atol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("name", ALL)
+@torch.no_grad()
+def test_the_loss_after_a_segment_is_the_last_of_all_its_losses(make: MakeModel, name: str) -> None:
+    model = make(name)
+    tokens, targets = stream(2, 16)
+    _, state = model.losses(tokens[:, :8], targets[:, :8], model.initial_state(2))
+    every, expected = model.losses(tokens[:, 8:], targets[:, 8:], state)
+    last, found = model.next_losses(tokens[:, 8:], targets[:, -1], state)
+    torch.testing.assert_close(last, every[:, -1], rtol=0, atol=1e-12)
+    for name, tensor in expected.tensors().items():
+        torch.testing.assert_close(found.tensors()[name], tensor, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_cuts_do_matter_where_the_memory_is_too_short(make: MakeModel, form: str) -> None:
     """Without same_length and with 5 states of memory, a query late in a long segment sees more than one early on."""

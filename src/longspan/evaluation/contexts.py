@@ -117,10 +117,11 @@ def context_losses(model: LanguageModel, ids: Ids, targets: Places, context: int
             window = torch.from_numpy(ids[places].astype(np.int64)).to(device)
             with torch.inference_mode():
                 state = model.initial_state(len(window))
-                for piece in window[:, :-1].split(model.config.segment, dim=1):
-                    hidden, state = model.hidden_states(piece, state)
-                losses = model.head.losses(hidden[-1][:, -1:], window[:, -1:])
-            yield losses[:, 0].float().cpu().numpy()
+                *before, last = window[:, :-1].split(model.config.segment, dim=1)
+                for piece in before:
+                    _, state = model.hidden_states(piece, state)
+                losses, _ = model.next_losses(last, window[:, -1], state)
+            yield losses.float().cpu().numpy()
 
 
 def check_window(model: LanguageModel, context: int, name: str = "this model") -> None:

@@ -118,11 +118,11 @@ def sliding_losses(
         for begin in range(segment, total, batch):
             rows = min(batch, total - begin)
             places = begin - segment + 1 + np.arange(rows)[:, None] + np.arange(segment)
-            tokens, targets = _tensor(ids[places], device), _tensor(ids[places[:, -1:] + 1], device)
+            tokens, targets = _tensor(ids[places], device), _tensor(ids[places[:, -1] + 1], device)
             with torch.inference_mode():
-                hidden, _ = model.hidden_states(tokens, model.initial_state(rows), _begun(places, starts, device))
-                losses = model.head.losses(hidden[-1][:, -1:], targets)
-            yield Stretch(begin, losses[:, 0].float().cpu().numpy())
+                state = model.initial_state(rows)
+                losses, _ = model.next_losses(tokens, targets, state, _begun(places, starts, device))
+            yield Stretch(begin, losses.float().cpu().numpy())
 
 
 def check_text(model: LanguageModel, ids: Ids) -> int:

@@ -1,10 +1,11 @@
 """The card of a trained recipe whose weights do not ship: its figures, each beside the command that repeats it.
 
     python benchmarks/make_card.py RUN --out docs/cards/NAME.md [--memories 512,1024] [--dynamic 5e-5] [--also FILE]
-        [--temps 1,1.1] [--shorter CORPUS] [--note TEXT]
+        [--copies 512,2000] [--temps 1,1.1] [--shorter CORPUS] [--note TEXT]
 
-Memory and clamp, then the temperature and the rate of dynamic evaluation where several are given, are chosen on the
-validation split; the test split and further files are read afterwards, and choose nothing.
+Memory and clamp, then how far back to copy from, the temperature and the rate of dynamic evaluation where several are
+given, are chosen on the validation split; the test split and further files are read afterwards, and choose nothing. A
+model that copies reads them without copying too.
 """
 
 import argparse
@@ -66,6 +67,7 @@ class Reading:
     memory: int
     clamp: int
     flags: str
+    copy: int | None = None
     temp: float = 1.0
     rate: float | None = None
     score: float = 0.0
@@ -73,9 +75,10 @@ class Reading:
 
     @property
     def command(self) -> str:
+        copying = "" if self.copy is None else f" --copy {self.copy}"
         tempered = "" if self.temp == 1 else f" --temp {self.temp:g}"
         learning = "" if self.rate is None else f" --dynamic --dynamic-rate {self.rate:g}"
-        return f"longspan eval MODEL {self.text} {self.flags}{tempered}{learning}"
+        return f"longspan eval MODEL {self.text} {self.flags}{copying}{tempered}{learning}"
 
     def on(self, model: Path, device: str, unit: str) -> "Reading":
         facts = scored(self.command.replace(" MODEL", "", 1), model, device)
@@ -83,6 +86,7 @@ class Reading:
 
     def __str__(self) -> str:
         name = self.text.removeprefix("--data ") + ", dynamic" * (self.rate is not None)
+        name += ", without copying" * (self.copy == 0)
         beside = "" if self.static is None else f" (static {self.static:.4f})"
         return f"| {name} | {self.memory} | {self.clamp} | {self.score:.4f}{beside} | `{self.command}` |"
 
@@ -92,6 +96,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("run", type=Path, help="the folder of the training run")
     parser.add_argument("--out", type=Path, required=True, help="the card")
     parser.add_argument("--memories", type=integers, default=[], help="to choose among; the recipe's unless told")
+    parser.add_argument("--copies", type=integers, default=[], help="how far back to copy from, to choose among")
     parser.add_argument("--temps", type=numbers, default=[], help="temperatures to choose among")
     parser.add_argument("--dynamic", type=numbers, default=[], help="rates of dynamic evaluation to choose among")
     parser.add_argument("--also", action="append", default=[], help="a further text to score, a file or a corpus")
@@ -157,9 +162,10 @@ def card(asked: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
 
 
 def choices(read: list[Reading]) -> list[str]:
-    """What was chosen: the settings that were tried at more than one value."""
-    names = {"memory": "memory", "clamp": "clamp", "temp": "temperature", "rate": "rate"}
-    return [name for key, name in names.items() if len({getattr(way, key) for way in read} - {None}) > 1]
+    """What was chosen: the settings that were tried at more than one value, which only the validation split is."""
+    tried = [way for way in read if way.text.endswith("--split valid")]
+    names = {"memory": "memory", "clamp": "clamp", "copy": "reach of copying", "temp": "temperature", "rate": "rate"}
+    return [name for key, name in names.items() if len({getattr(way, key) for way in tried}) > 1]
 
 
 def progress(run: Path, notes: str) -> dict[str, Any]:
@@ -180,7 +186,7 @@ def lengths(corpus: str, data: str, unit: str, parser: argparse.ArgumentParser) 
 
 def bounded(corpus: str, kept: int, whole: int, read: list[Reading]) -> str:
     """What the test split costs at most per token of a corpus that is told by it."""
-    (score,) = (way.score for way in read if way.text.endswith("--split test") and way.rate is None)
+    score = next(way.score for way in read if way.text.endswith("--split test"))
     return SHORTER.format(corpus=corpus, kept=kept, whole=whole, score=score, bound=score * whole / kept)
 
 
@@ -199,18 +205,23 @@ def readings(asked: argparse.Namespace, recipe: Any, data: str, known: list[str]
     valid = f"--data {shlex.quote(data)} --split valid"
     static = [way_of(valid, *pair, asked.flags).on(asked.run, asked.device, unit) for pair in pairs]
     yield from static
+    copying = [replace(best(static), copy=copy).on(asked.run, asked.device, unit) for copy in asked.copies]
+    yield from copying
+    static += copying
     tempered = [replace(best(static), temp=temp) for temp in asked.temps if temp != 1]
     tempered = [way.on(asked.run, asked.device, unit) for way in tempered]
     yield from tempered
     chosen = [best(static + tempered)]
     if asked.dynamic:
         pair = (chosen[0].memory, chosen[0].clamp)
-        plain = replace(way_of(valid, *pair, asked.dynamic_flags), temp=chosen[0].temp)
+        plain = replace(way_of(valid, *pair, asked.dynamic_flags), copy=chosen[0].copy, temp=chosen[0].temp)
         dynamic = [replace(plain, rate=rate) for rate in asked.dynamic]
         if len(dynamic) > 1:
             dynamic = [way.on(asked.run, asked.device, unit) for way in dynamic]
             yield from dynamic
         chosen.append(best(dynamic))
+    if getattr(recipe.model, "copy", 0) and chosen[0].copy != 0:
+        chosen.append(replace(chosen[0], copy=0))
     for text in (f"{shlex.quote(data)} --split test", *map(shlex.quote, asked.also)):
         for way in chosen:
             yield replace(way, text=f"--data {text}").on(asked.run, asked.device, unit)

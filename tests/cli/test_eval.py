@@ -56,6 +56,26 @@ def test_losses_and_facts(cli: Cli, model: Path, text: Path, flags, segment, set
         assert facts[name] == value
 
 
+def test_copying_further_less_far_and_not_at_all(cli: Cli, text: Path) -> None:
+    shape = {"width": 16, "segment": 16, "memory": 16, "copy": 20, "copy_width": 4}
+    sets = [word for key, value in shape.items() for word in ("--set", f"model.{key}={value}")]
+    assert cli("init", "m", *sets).code == 0
+    found = {}
+    for copy in (0, 5, 20, 300):
+        result = cli("eval", "m", "--data", text, "--copy", copy, "--json", "--losses", "l.npy")
+        assert (result.code, result.json["copy"]) == (0, copy)
+        found[copy] = np.load("l.npy")
+        np.testing.assert_allclose(found[copy], expected(text.read_bytes(), 16, copy=copy), atol=1e-5)
+    assert cli("eval", "m", "--data", text, "--json").json["nats"] == pytest.approx(found[20].mean(dtype=np.float64))
+    assert len({losses.tobytes() for losses in found.values()}) == 4
+
+
+def test_a_model_that_cannot_copy_says_so(cli: Cli, model: Path, text: Path) -> None:
+    result = cli("eval", model, "--data", text, "--copy", 5)
+    assert result.code == 2
+    assert "model.copy=5 needs the weights that model.copy_width=0 leaves out" in result.err
+
+
 def test_sliding_and_lanes(cli: Cli, model: Path, text: Path) -> None:
     sliding = cli("eval", model, "--data", text, "--sliding", "--segment", 9, "--json", "--losses", "s.npy").json
     assert sliding["segment"] == 9

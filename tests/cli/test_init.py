@@ -32,12 +32,12 @@ def test_the_keys_are_those_of_the_families_and_help_lists_them(cli: Cli) -> Non
 def test_the_list_of_keys_is_frozen() -> None:
     """A key is a promise: adding one is a decision, and this line is where it is taken."""
     promised = """
-        activation ar attention_dropout biases block buckets causal chunk clamp compressed compression convolution
-        cutoffs dilation div_val dropout embedding_dropout embedding_width factorised final_norm global_blocks
-        global_tokens head_width heads hidden_dropout inner input_dropout layer_losses layers max_distance memory norm
-        norm_type output_dropout pattern pieces ponder position projection_dropout qk_norm ramp random_blocks rate
-        rounds same_length segment shared_biases span span_penalty steps stride summary tar targets threshold
-        tie_embedding tie_projections vocabulary weight_dropout width window window_blocks zoneout
+        activation ar attention_dropout biases block buckets causal chunk clamp compressed compression convolution copy
+        copy_width cutoffs dilation div_val dropout embedding_dropout embedding_width factorised final_norm
+        global_blocks global_tokens head_width heads hidden_dropout inner input_dropout layer_losses layers max_distance
+        memory norm norm_type output_dropout pattern pieces ponder position projection_dropout qk_norm ramp
+        random_blocks rate rounds same_length segment shared_biases span span_penalty steps stride summary tar targets
+        threshold tie_embedding tie_projections vocabulary weight_dropout width window window_blocks zoneout
     """
     assert sorted(MODEL_KEYS) == promised.split()
 

@@ -41,7 +41,8 @@ def test_a_training_step_on_cuda_has_the_gradients_of_the_cpu(make: MakeModel, n
     expected = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     model = model.float().cuda()
-    state = State.from_tensors({k: t.cuda() if k == "length" else t.float().cuda() for k, t in state.tensors().items()})
+    state = State.from_tensors({k: t.float() if t.is_floating_point() else t for k, t in state.tensors().items()})
+    state = state.to("cuda")
     torch.manual_seed(5)
     loss, _ = model.training_loss(tokens[:, 8:].cuda(), targets[:, 8:].cuda(), state, 0.0)
     loss.backward()

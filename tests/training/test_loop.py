@@ -331,8 +331,13 @@ ALL_DROPPED = {f"model_{rate}": 0.3 for rate in RATES} | {
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"data_documents": False}, ALL_DROPPED | {"model_ar": 0.2, "model_tar": 0.1}],
-    ids=["plain", "one document", "dropped"],
+    [
+        {},
+        {"data_documents": False},
+        ALL_DROPPED | {"model_ar": 0.2, "model_tar": 0.1},
+        {"data_documents": False, "model_copy": 30, "model_copy_width": 4},
+    ],
+    ids=["plain", "one document", "dropped", "copying"],
 )
 def test_compiled_it_compiles_once(changes: dict[str, object]) -> None:
     """No graph breaks, and nothing recompiled once the memory is full, short last segments included.
@@ -350,7 +355,8 @@ def test_compiled_it_compiles_once(changes: dict[str, object]) -> None:
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_what_a_step_knows_of_its_memory_is_so(documents: bool, memory: int, accumulate: int) -> None:
     """The count of tokens on the host against the lengths of the states themselves, over several passes."""
-    recipe = make_recipe(data_documents=documents, model_memory=memory, training_accumulate=accumulate)
+    copying = {"model_copy": 30, "model_copy_width": 4} if memory == 5 else {}
+    recipe = make_recipe(data_documents=documents, model_memory=memory, training_accumulate=accumulate, **copying)
     trainer = run.make_trainer(recipe, make_text(300), CPU)[1]
     seen = set()
     for _ in range(40):

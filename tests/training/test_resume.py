@@ -43,6 +43,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "training_memory": [[0, 0], [2, 4], [5, 12]],
         "tokens": 120,
     },
+    "what may be copied": {"model_copy": 20, "model_copy_width": 4, "tokens": 120},
 }
 
 

@@ -23,11 +23,11 @@ from longspan.errors import LongspanError
 from longspan.evaluation.contexts import Passage, Subject, Watch, choose_targets, measure
 from longspan.evaluation.likelihood import Stretch, Tally, sliding_losses, stream_losses
 from longspan.evaluation.recl import Length, chance_gains, ecl, recl
+from longspan.layers.model_config import WEIGHTLESS
 from longspan.text_model import TextModel
 
 SHARES = {"0.1": 0.1, "0.5": 0.5, "1.0": 1.0}
 THRESHOLD = 0.01
-EVALUATED = ("memory", "clamp", "same_length")
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _open(runs: Sequence[Run], device: torch.device, dtype: torch.dtype) -> tupl
     for run in runs:
         try:
             loaded = load_model(run.path, device=device, dtype=dtype)
-            wanted = {key: run.evaluation[key] for key in EVALUATED if key in run.evaluation}
+            wanted = {key: run.evaluation[key] for key in WEIGHTLESS if key in run.evaluation}
             known: dict[str, Any] = {k: v for k, v in wanted.items() if hasattr(loaded.model.config, k)}
             loaded = load_model(run.path, overrides=known, device=device, dtype=dtype) if known else loaded
             opened.append(Subjects(run, loaded, open_corpus(run.corpus, "test", loaded.tokenizer)))

@@ -175,8 +175,7 @@ def _far_memory() -> dict[str, Any]:
     """How the recipe would have its model read: a memory far longer than in training."""
     from longspan.training.recipe import load_recipe
 
-    chosen = load_recipe("demo").evaluation
-    return {"memory": chosen.memory, "same_length": chosen.same_length, "clamp": chosen.clamp}
+    return load_recipe("demo").evaluation.settings
 
 
 def _continue(model: "TextModel", prompt: str, count: int) -> None:

@@ -48,6 +48,10 @@ def evaluate(
     ] = None,
     memory: Annotated[int | None, typer.Option("--memory", help="Positions remembered.")] = None,
     clamp: Annotated[int | None, typer.Option("--clamp", help="Distances beyond this look alike; 0 is off.")] = None,
+    copy: Annotated[
+        int | None,
+        typer.Option("--copy", help="Positions tokens may be copied from, where a model can; 0 is off."),
+    ] = None,
     same_length: Annotated[
         bool | None, typer.Option("--same-length/--no-same-length", help="Every query sees as many keys as the memory.")
     ] = None,
@@ -105,7 +109,7 @@ def evaluate(
     check_temperature(temp)
     if losses is not None:
         _check_losses(losses, data)
-    given = {"memory": memory, "clamp": clamp, "same_length": same_length}
+    given = {"memory": memory, "clamp": clamp, "same_length": same_length, "copy": copy}
     overrides = {name: value for name, value in given.items() if value is not None}
     found = find_model(box(model))
     _check_flags(overrides, found.contents["config.json"])

@@ -11,6 +11,8 @@ MODEL_KEYS = {
     "memory": "positions remembered per layer (transformer-xl, compressive, rotary, longformer)",
     "clamp": "distances beyond this one look alike; 0 is off (transformer-xl)",
     "same_length": "every query sees `memory` keys, itself included (transformer-xl, rotary)",
+    "copy": "positions tokens may be copied from; 0 is off (transformer-xl, rotary)",
+    "copy_width": "of the queries and keys that choose what is copied; 0 leaves them out (transformer-xl, rotary)",
     "position": "relative | shaw (transformer-xl); sinusoid | learned | shaw (vanilla)",
     "max_distance": "last distance (shaw) or place (learned) with a vector of its own; from segment unless given",
     "layer_losses": "while training every layer predicts, layer l of n until l/2n of the run is over (vanilla)",

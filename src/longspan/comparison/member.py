@@ -98,8 +98,7 @@ def open_member(name: str, recipe: Recipe, out: Path, terms: Terms) -> Opened:
     """The trained model as its recipe would have it scored."""
     chosen = recipe.evaluation
     known = {field.name for field in dataclasses.fields(recipe.model)}
-    asked = {key: getattr(chosen, key) for key in ("memory", "clamp", "same_length")}
-    settings: dict[str, Any] = {key: value for key, value in asked.items() if value is not None and key in known}
+    settings = {key: value for key, value in chosen.settings.items() if key in known}
     loaded = load_model(out, overrides=settings, device=terms.device, dtype=terms.dtype)
     if loaded.model.has_memory and chosen.segment is not None:
         loaded.model.config = dataclasses.replace(loaded.model.config, segment=chosen.segment)

@@ -10,10 +10,13 @@ from longspan.layers.embedding import AdaptiveEmbedding
 # Beyond any model; what lies further would fail deep inside torch, or fill the machine before it does.
 LARGEST = {"layers": 4096, "steps": 4096}
 LARGEST |= dict.fromkeys(("width", "heads", "head_width", "inner", "embedding_width"), 2**20)
-LARGEST |= {"vocabulary": 2**24, "div_val": 2**20, "convolution": 2**10}
+LARGEST |= {"vocabulary": 2**24, "div_val": 2**20, "convolution": 2**10, "copy": 2**20, "copy_width": 2**20}
 LARGEST |= dict.fromkeys(
     ("segment", "memory", "clamp", "max_distance", "compressed", "rate", "span", "ramp"), 2**31 - 1
 )
+
+# What no weight depends on, so that a model may be scored with another than it was trained with.
+WEIGHTLESS = ("memory", "clamp", "same_length", "copy")
 
 
 def require(holds: bool, sentence: str) -> None:

@@ -9,6 +9,7 @@ from torch import nn
 from longspan.errors import ConfigError
 from longspan.layers.attention import Attention
 from longspan.layers.convolution import ShortConvolution
+from longspan.layers.copying import Copying
 from longspan.layers.dropout import WordBlanking
 from longspan.layers.feed_forward import FeedForward, GatedFeedForward
 from longspan.layers.model_config import ModelConfig, require
@@ -90,12 +91,15 @@ class ConvolvingConfig(TransformerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class RememberingConfig(ConvolvingConfig):
-    """The same with a memory of the last `memory` positions of every layer's input, and what keeps a model from
-    learning a small text by heart: dropout of words, of the embedded input and of the output (as `dropout` unless
-    given), of queries, keys and values; penalties on the output."""
+    """The same with a memory of the last `memory` positions of every layer's input, the last `copy` positions to copy
+    tokens from (by weights that a `copy_width` gives it), and what keeps a model from learning a small text by heart:
+    dropout of words, of the embedded input and of the output (as `dropout` unless given), of queries, keys and values;
+    penalties on the output."""
 
     memory: int = 128
     same_length: bool = False
+    copy: int = 0
+    copy_width: int = 0
     embedding_dropout: float = 0.0
     input_dropout: float | None = None
     output_dropout: float | None = None
@@ -110,6 +114,18 @@ class RememberingConfig(ConvolvingConfig):
         for name in ("ar", "tar"):
             self.require_penalty(name)
         require(self.memory >= 0, f"model.memory={self.memory} must not be negative")
+        require(self.copy >= 0, f"model.copy={self.copy} must not be negative; 0 turns it off")
+        require(self.copy_width >= 0, f"model.copy_width={self.copy_width} must not be negative; 0 turns it off")
+        require(
+            self.copy_width > 0 or self.copy == 0,
+            f"model.copy={self.copy} needs the weights that model.copy_width=0 leaves out; "
+            "train with a copy_width, or set model.copy=0",
+        )
+        require(
+            self.memory > 0 or self.copy == 0,
+            f"model.copy={self.copy} needs something to remember, and model.memory=0 leaves nothing; "
+            "raise the memory or set model.copy=0",
+        )
         require(
             self.memory > 0 or not self.same_length,
             "model.same_length gives every query model.memory keys, and model.memory=0 leaves it none; "
@@ -134,6 +150,9 @@ class RememberingConfig(ConvolvingConfig):
         """Of words, of the embedded input and of the output."""
         first, last = (self.dropout if p is None else p for p in (self.input_dropout, self.output_dropout))
         return WordBlanking(self.vocabulary, self.embedding_dropout), nn.Dropout(first), nn.Dropout(last)
+
+    def make_copying(self) -> Copying | None:
+        return Copying(self.width, self.copy_width) if self.copy_width else None
 
     def make_penalty(self) -> ActivationPenalty | None:
         return ActivationPenalty(self.ar, self.tar) if self.ar or self.tar else None

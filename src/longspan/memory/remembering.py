@@ -2,7 +2,8 @@
 
     h~ = [stop_gradient(m) ; h]          q = h Wq   k = h~ Wk   v = h~ Wv
 
-Where the config has a `convolution`, h is a layer's input after it (`memory/tails.py`), and so is what is remembered.
+Where the config has a `convolution`, h is a layer's input after it (`memory/tails.py`), and so is what is remembered;
+where it has a `copy`, the last layer's outputs are remembered too, to copy tokens from (`memory/copied.py`).
 How a score tells positions is the family's business; what is remembered, in which form and for how long is here.
 """
 
@@ -13,7 +14,8 @@ from typing import Any
 
 from torch import nn
 
-from longspan.contract import Decoder, LanguageModel, State, StreamDecoder
+from longspan.contract import Decoder, LanguageModel, State, StreamDecoder, require_segment
+from longspan.memory.copied import Copied, empty_copies, require_copies, without_copies
 from longspan.memory.forms import empty_memory, require_memory, with_memory
 from longspan.memory.segments import first_visible, remaining, trim
 from longspan.memory.tails import empty_tails, mix, seen_taps
@@ -28,6 +30,7 @@ class Remembering(LanguageModel):
     layers: nn.ModuleList
     convolutions: nn.ModuleList
     final_norm: nn.Module
+    copying: Any
     recordable = True
 
     def regularise(self, config: Any) -> None:
@@ -42,8 +45,8 @@ class Remembering(LanguageModel):
     @property
     def reach(self) -> int:
         """Hops back from a segment's last position, one per layer, each to the oldest position it can see and on to
-        the oldest that one has taken in."""
-        c, place = self.config, -1
+        the oldest that one has taken in; where it copies, from the oldest position it can copy from."""
+        c, place = self.config, -1 - self.config.copy
         for _ in range(c.layers):
             place = place - (c.memory - 1) if c.same_length else place // c.segment * c.segment - c.memory
             place -= c.convolution if self.has_memory else 0
@@ -51,10 +54,11 @@ class Remembering(LanguageModel):
 
     @property
     def state_size(self) -> int:
-        """Projected keys and values, and tails; hidden states are half of the first where heads x head_width is the
-        width."""
+        """Projected keys and values, tails, and what may be copied; hidden states are half of the first where heads x
+        head_width is the width."""
         c = self.config
-        return c.layers * (2 * c.memory * c.heads * c.head_size + c.convolution * c.width) if self.has_memory else 0
+        layer = 2 * c.memory * c.heads * c.head_size + c.convolution * c.width
+        return c.layers * layer + c.copy * (c.width + 1) if self.has_memory else 0
 
     @property
     def has_memory(self) -> bool:
@@ -65,7 +69,8 @@ class Remembering(LanguageModel):
         projected = not self.training if projected is None else projected
         like = self.embedding.tables[0]
         state = empty_memory(self.config, like, batch, projected=projected)
-        return replace(state, parts={**state.parts, **empty_tails(self.config, like, batch)})
+        beside = empty_tails(self.config, like, batch) | empty_copies(self.config, like, batch)
+        return replace(state, parts={**state.parts, **beside})
 
     def hidden_states(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
@@ -73,26 +78,86 @@ class Remembering(LanguageModel):
         hidden, state = self.read(tokens, state, starts)
         return (*hidden[:-1], self.output_dropout(hidden[-1])), state
 
+    def forward(
+        self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
+    ) -> tuple[Float[Tensor, "B T V"], State]:
+        if not self.config.copy:
+            return super().forward(tokens, state, starts)
+        require_segment(tokens, starts=starts)
+        before = self.begun(tokens, state)
+        hidden, state = self.read(tokens, before, starts)
+        logits = self.head.logits(self.output_dropout(hidden[-1]))
+        candidates = self.copied(before, hidden[-1], tokens, starts).candidates(tokens.shape[1])
+        return self.copying.logits(logits, hidden[-1], *candidates), state
+
+    def losses(
+        self,
+        tokens: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B T"],
+        state: State | None = None,
+        starts: Bool[Tensor, "B T"] | None = None,
+    ) -> tuple[Float[Tensor, "B T"], State]:
+        require_segment(tokens, targets=targets, starts=starts)
+        losses, _, _, state = self.score(tokens, targets, state, starts)
+        return losses, state
+
+    def next_losses(
+        self,
+        tokens: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B"],
+        state: State | None = None,
+        starts: Bool[Tensor, "B T"] | None = None,
+    ) -> tuple[Float[Tensor, "B"], State]:
+        require_segment(tokens, starts=starts)
+        losses, _, _, state = self.score(tokens, targets[:, None], state, starts)
+        return losses[:, 0], state
+
     def training_loss(
         self,
         tokens: Int[Tensor, "B T"],
         targets: Int[Tensor, "B T"],
         state: State | None = None,
-        progress: float | Float[Tensor, ""] = 0.0,
+        progress: float | Float[Tensor, ""] = 0.0,  # noqa: ARG002 (nothing here changes with it)
         starts: Bool[Tensor, "B T"] | None = None,
     ) -> tuple[Float[Tensor, ""], State]:
-        if self.penalty is None:
-            return super().training_loss(tokens, targets, state, progress, starts)
-        hidden, state = self.read(tokens, state, starts)
-        dropped = self.output_dropout(hidden[-1])
-        return self.penalty(self.head.losses(dropped, targets).mean(), dropped, hidden[-1], starts), state
+        losses, dropped, output, state = self.score(tokens, targets, state, starts)
+        loss = losses.mean()
+        return loss if self.penalty is None else self.penalty(loss, dropped, output, starts), state
+
+    def score(
+        self,
+        tokens: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B S"],
+        state: State | None,
+        starts: Bool[Tensor, "B T"] | None,
+    ) -> tuple[Float[Tensor, "B S"], Tensor, Tensor, State]:
+        """The losses of the last S tokens, what the head has read for them, the same before its dropout, the state."""
+        before = self.begun(tokens, state)
+        hidden, state = self.read(tokens, before, starts)
+        dropped, S = self.output_dropout(hidden[-1]), targets.shape[1]
+        losses = self.head.losses(dropped[:, -S:], targets)
+        if self.config.copy:
+            candidates = self.copied(before, hidden[-1], tokens, starts).candidates(S)
+            losses = self.copying.losses(losses, hidden[-1][:, -S:], *candidates, targets)
+        return losses, dropped, hidden[-1], state
+
+    def copied(
+        self, before: State, output: Float[Tensor, "B T D"], tokens: Int[Tensor, "B T"], starts: Tensor | None
+    ) -> Copied:
+        """What may be copied in a segment whose outputs are these."""
+        return Copied.join(before, output, tokens, starts, self.config.copy)
+
+    def begun(self, tokens: Int[Tensor, "B T"], state: State | None) -> State:
+        """The state to go on from. A window of tokens is a decoder's, and says nothing here."""
+        return self.initial_state(tokens.shape[0]) if state is None or "window" in state.parts else state
 
     def read(
         self, tokens: Int[Tensor, "B T"], state: State | None, starts: Bool[Tensor, "B T"] | None
     ) -> tuple[tuple[Tensor, ...], State]:
         """Every layer's input as it reads it, the last one's output before its dropout, and the state."""
-        if state is None or "window" in state.parts:  # a window of tokens is a decoder's, and says nothing here
-            state = self.initial_state(tokens.shape[0])
+        before = self.begun(tokens, state)
+        require_copies(before, self.config.copy)
+        state = without_copies(before)
         require_memory(state, tokens.shape[0], self.config.layers, self.config.convolution)
         T, capacity = tokens.shape[1], self.config.memory
         state = trim(state, capacity)
@@ -115,6 +180,8 @@ class Remembering(LanguageModel):
         hidden[-1] = self.final_norm(hidden[-1])
         length = state.length + T if first_key is None else remaining(first_key, remembered, capacity)
         whole = starts is None and (state.whole or capacity <= T)
+        if self.config.copy:
+            kept["copied"] = self.copied(before, hidden[-1], tokens, starts).last()
         return tuple(hidden), State(length.clamp(max=capacity), kept, whole=whole)
 
     def decoder(self, state: State | None = None, batch: int = 1) -> Decoder:
@@ -123,7 +190,7 @@ class Remembering(LanguageModel):
         if not self.has_memory:
             return WindowDecoder(self, state, self.config.segment)
         ages = set(state.length.tolist())
-        if "keys" not in state.parts or len(ages) != 1:
+        if "keys" not in state.parts or len(ages) != 1 or self.config.copy:
             return StreamDecoder(self, state)
         require_memory(state, state.batch, self.config.layers, self.config.convolution)
         return self.ring(state, ages.pop())

@@ -64,6 +64,7 @@ class Rotary(Remembering):
         self.convolutions = config.make_convolutions()
         self.final_norm = config.make_final_norm()
         self.head = config.make_head(self.embedding)
+        self.copying = config.make_copying()
         self.regularise(config)
         initialise(self)
 

@@ -71,6 +71,7 @@ class TransformerXL(Remembering):
         # Neither the authors' code nor the port has a final norm in the pre-norm form; it is an option of ours.
         self.final_norm = config.make_final_norm()
         self.head = config.make_head(self.embedding)
+        self.copying = config.make_copying()
         self.regularise(config)
         initialise(self)
 

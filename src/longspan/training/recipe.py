@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from longspan import config
 from longspan.errors import ConfigError, UnknownNameError
-from longspan.layers.model_config import require
+from longspan.layers.model_config import WEIGHTLESS, require
 from longspan.models.families import family
 
 S = TypeVar("S")
@@ -139,12 +139,18 @@ class EvaluationConfig:
     memory: int | None = None
     clamp: int | None = None
     same_length: bool | None = None
+    copy: int | None = None
     lanes: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("segment", 1), ("memory", 0), ("clamp", 0), ("lanes", 1)):
+        for name, least in (("segment", 1), ("memory", 0), ("clamp", 0), ("copy", 0), ("lanes", 1)):
             value = getattr(self, name)
             require(value is None or value >= least, f"evaluation.{name}={value} must be at least {least}")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those of the model's settings that are given."""
+        return {key: value for key in WEIGHTLESS if (value := getattr(self, key)) is not None}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ def _check_keys(trainer: Trainer) -> None:
     recipe = trainer.recipe
     known = {field.name for field in fields(recipe.model)}
     asked = {"training.memory": recipe.training.memory}
-    asked |= {f"evaluation.{key}": getattr(recipe.evaluation, key) for key in ("memory", "clamp", "same_length")}
+    asked |= {f"evaluation.{key}": value for key, value in recipe.evaluation.settings.items()}
     for key, value in asked.items():
         if value is not None and key.partition(".")[2] not in known:
             raise ConfigError(f"{key} is not for a {recipe.family}, which has no such setting; leave it out")

@@ -41,8 +41,8 @@ def notes(trainer: Trainer) -> list[str]:
     flags = ["--data", shlex.quote(recipe.data.corpus), "--split test"]
     flags += [
         f"--{name} {value}"
-        for name, value in (("segment", chosen.segment), ("memory", chosen.memory), ("clamp", chosen.clamp))
-        if value is not None
+        for name in ("segment", "memory", "clamp", "copy")
+        if (value := getattr(chosen, name)) is not None
     ]
     flags += ["--same-length"] if chosen.same_length else []
     text = f"{trainer.tokens:,} tokens of {trainer.lanes.name} (fingerprint {trainer.lanes.fingerprint[:16]})"

@@ -13,6 +13,7 @@ from torch import nn
 
 from longspan.contract import LanguageModel, State
 from longspan.errors import DeviceError
+from longspan.memory.copied import without_copies
 from longspan.shapes import Bool, Float, Int, Tensor
 from longspan.training.guard import Guard
 from longspan.training.optimizers import Optimizer
@@ -91,8 +92,8 @@ def since_start(unbroken: NDArray[np.int64], starts: NDArray[np.bool_]) -> NDArr
 
 
 def known_whole(state: State, unbroken: NDArray[np.int64]) -> State:
-    """The state, which says whether so many tokens fill all that it holds."""
-    held = max(tensor.shape[-2] for part in state.parts.values() for tensor in part)
+    """The state, which says whether so many tokens fill all that it holds; what may be copied is masked anyway."""
+    held = max(tensor.shape[-2] for part in without_copies(state).parts.values() for tensor in part)
     return replace(state, whole=bool((unbroken >= held).all()))
 
 

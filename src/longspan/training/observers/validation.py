@@ -38,8 +38,7 @@ class Validate(Observer):
         lanes = max(1, min(max(chosen.lanes, trainer.lanes.batch), (len(ids) - 1) // segment))
         starts = self.starts[self.starts < len(ids)] if trainer.recipe.data.documents else None
         tally = Tally()
-        settings = {"memory": chosen.memory, "clamp": chosen.clamp, "same_length": chosen.same_length}
-        with trainer.as_model(**settings) as model, trainer.autocast():
+        with trainer.as_model(**chosen.settings) as model, trainer.autocast():
             for stretch in stream_losses(model, ids, segment=chosen.segment or segment, lanes=lanes, starts=starts):
                 tally.add(stretch)
         return Validation(trainer.step, tally.count, tally.mean)

@@ -194,7 +194,7 @@ def readings(asked: argparse.Namespace, recipe: Any, data: str, known: list[str]
     """Valid in every way, then test and all else in the best."""
 
     def way_of(text: str, memory: int, clamp: int, flags: str) -> Reading:
-        return Reading(text, memory, clamp, f"{read_as(memory, clamp, known)} {flags}".lstrip())
+        return Reading(text, memory, clamp, f"{read_as(memory, clamp, known)} {flags}".lstrip(), recipe.evaluation.copy)
 
     def best(read: list[Reading]) -> Reading:
         return min(read, key=lambda way: way.score)
@@ -205,7 +205,10 @@ def readings(asked: argparse.Namespace, recipe: Any, data: str, known: list[str]
     valid = f"--data {shlex.quote(data)} --split valid"
     static = [way_of(valid, *pair, asked.flags).on(asked.run, asked.device, unit) for pair in pairs]
     yield from static
-    copying = [replace(best(static), copy=copy).on(asked.run, asked.device, unit) for copy in asked.copies]
+    trained = getattr(recipe.model, "copy", 0)
+    usual = trained if recipe.evaluation.copy is None else recipe.evaluation.copy
+    copying = [replace(best(static), copy=copy) for copy in asked.copies if copy != usual]
+    copying = [way.on(asked.run, asked.device, unit) for way in copying]
     yield from copying
     static += copying
     tempered = [replace(best(static), temp=temp) for temp in asked.temps if temp != 1]
@@ -220,7 +223,7 @@ def readings(asked: argparse.Namespace, recipe: Any, data: str, known: list[str]
             dynamic = [way.on(asked.run, asked.device, unit) for way in dynamic]
             yield from dynamic
         chosen.append(best(dynamic))
-    if getattr(recipe.model, "copy", 0) and chosen[0].copy != 0:
+    if trained and chosen[0].copy != 0:
         chosen.append(replace(chosen[0], copy=0))
     for text in (f"{shlex.quote(data)} --split test", *map(shlex.quote, asked.also)):
         for way in chosen:

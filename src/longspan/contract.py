@@ -236,7 +236,7 @@ class LanguageModel(nn.Module, ABC):
         starts: Bool[Tensor, "B T"] | None = None,
     ) -> tuple[Float[Tensor, "B"], State]:
         """The loss of the token after the segment alone, one per row: the softmax of every other is saved."""
-        require_segment(tokens, starts=starts)
+        require_next(tokens, targets, starts)
         hidden, state = self.hidden_states(tokens, state, starts)
         return self.head.losses(hidden[-1][:, -1:], targets[:, None])[:, 0], state
 
@@ -284,6 +284,15 @@ def require_segment(tokens: Tensor, **beside: Tensor | None) -> None:
             raise DataError(
                 f"{name} have shape {list(tensor.shape)} and the tokens {list(tokens.shape)}; make them agree"
             )
+
+
+def require_next(tokens: Tensor, targets: Tensor, starts: Tensor | None) -> None:
+    """A segment, and one target for each of its rows."""
+    require_segment(tokens, starts=starts)
+    if targets.shape != tokens.shape[:1]:
+        raise DataError(
+            f"targets have shape {list(targets.shape)} and the tokens {len(tokens)} rows; hand over one a row"
+        )
 
 
 class StreamDecoder:

@@ -108,14 +108,15 @@ def test_a_card_of_any_family_and_unit(
 def test_a_card_of_a_model_that_copies_says_what_it_comes_to_without(
     text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train("tiny", text, *MEMORY, "model.copy=20", "model.copy_width=4")
+    train("tiny", text, *MEMORY, "model.copy=20", "model.copy_width=4", "evaluation.copy=40")
     asked = ["--memories", "16", "--copies", "5,40", "--temps", "1.5", "--dynamic", "1e-4"]
     card = make_card("--commit", COMMIT, "--flags", "--segment 16", "--dynamic-flags", "--segment 16", *asked)
     check_commands(card, capsys)
     assert "listed: reach of copying, temperature. The test" in card
-    # valid as trained, copying from two other places, tempered; test, learning, and without copying
+    # valid as the recipe has it, copying from another place, tempered; test, learning, and without copying
     *valid, test, learning, without = FIGURE.findall(card)
-    assert len(valid) == 4
+    assert ["--copy 40" in row[4] for row in valid[:2]] == [True, False]
+    assert len(valid) == 3
     assert "dynamic" in learning[0]
     assert without[0].endswith("--split test, without copying")
     assert re.sub(r" --copy \d+", "", test[4]) == without[4].replace(" --copy 0", "")

@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from longspan.contract import LanguageModel, State, require_segment
+from longspan.contract import LanguageModel, State, require_next, require_segment
 from longspan.errors import DataError, StateError
 
 from .conftest import (
@@ -371,3 +371,9 @@ def test_an_empty_segment_is_refused(make: MakeModel, name: str) -> None:
 def test_what_is_no_segment_is_told(tokens: torch.Tensor, beside: dict[str, torch.Tensor], sentence: str) -> None:
     with pytest.raises(DataError, match=sentence):
         require_segment(tokens, **beside)
+
+
+@pytest.mark.parametrize("shape", [(2, 5), (3,), (0,)])
+def test_what_is_no_target_for_each_row_is_told(shape: tuple[int, ...]) -> None:
+    with pytest.raises(DataError, match=r"targets have shape \[.*\] and the tokens 2 rows"):
+        require_next(torch.ones(2, 5).long(), torch.ones(shape).long(), None)

@@ -292,6 +292,12 @@ def test_a_step_that_this_machine_cannot_hold_is_told_beforehand(
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_weights_to_copy_with_that_nothing_trains_are_refused() -> None:
+    _, trainer = run.make_trainer(make_recipe(model_copy_width=4), make_text(300), CPU)
+    with pytest.raises(ConfigError, match=r"model\.copy_width=4 .* model\.copy=0 never trains"):
+        rehearse(trainer)
+
+
 def test_a_segment_longer_than_the_text_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     _, trainer = run.make_trainer(make_recipe(model_segment=1000, model_memory=0), make_text(41), CPU)

@@ -178,7 +178,8 @@ def _scores(opened: Sequence[Subjects], effort: Effort) -> Iterator[str]:
             bits[one.run.name] = tally.bits
             whole = [f"{tally.bits:.3f}", f"{tally.perplexity:,.2f}"]
             same = f"{losses[begin : begin + count].mean(dtype=np.float64) / np.log(2):.3f}" if count > 0 else ""
-            rows.append([one.run.name, "a stream, with memory", *whole, same, f"{speed:,.0f}"])
+            copying = ", copying" if getattr(one.loaded.model.config, "copy", 0) else ""
+            rows.append([one.run.name, f"a stream, with memory{copying}", *whole, same, f"{speed:,.0f}"])
         if count > 0:
             window = _window(one)
             stretches = sliding_losses(one.loaded.model, ids[begin - window : begin + count + 1], segment=window)

@@ -108,6 +108,7 @@ def _command(recipes: Sequence[str], given: dict[str, Any]) -> str:
 def _cells(row: "Row", found: "Comparison") -> list[str]:
     score = row.score
     how = f"a stream, memory {score['memory']}" if score["memory"] else "a stream"
+    how += f", copying from {score['copy']}" if score.get("copy") else ""
     return [
         row.name,
         row.family or "",

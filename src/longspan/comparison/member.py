@@ -128,5 +128,6 @@ def score(one: Opened, tokens: int) -> dict[str, Any]:
         "read": "window" if slides(model) else "stream",
         "segment": window,
         "memory": getattr(model.config, "memory", 0),
+        "copy": getattr(model.config, "copy", 0),
         "learned": model.facts(),
     }

@@ -4,13 +4,23 @@ A state keeps them as the part `copied`: hidden states [B, C, D], and tokens plu
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from longspan.contract import State
 from longspan.errors import StateError
 from longspan.shapes import Bool, Float, Int, Tensor
+
+
+class Candidates(NamedTuple):
+    """All places but the last: the output there, the token that followed, how far back it lies from each of some
+    positions, and whether that one may copy it: read before, no further back than the reach, in the same document."""
+
+    hidden: Float[Tensor, "B K D"]
+    following: Int[Tensor, "B K"]
+    age: Int[Tensor, "S K"]
+    seen: Bool[Tensor, "B S K"]
 
 
 @dataclass(frozen=True)
@@ -45,25 +55,31 @@ class Copied:
         if self.first is None:
             return hidden, tokens
         place = torch.arange(self.tokens.shape[1], device=tokens.device)[-self.reach :]
-        here = (place >= self.first[:, -1:])[..., None]
-        return hidden * here, tokens * here
+        over = (place < self.first[:, -1:])[..., None]
+        return hidden.masked_fill(over, 0.0), tokens.masked_fill(over, 0)
 
-    def candidates(self, count: int) -> tuple[Float[Tensor, "B K D"], Int[Tensor, "B K"], Bool[Tensor, "B S K"]]:
-        """All places but the last: the output there, the token that followed, and whether each of the last `count`
-        positions may copy it: one that was read before, no further back than the reach, in the same document."""
+    def candidates(self, count: int) -> "Candidates":
+        """What the last `count` positions may copy."""
         place = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         here, there = place[-count:, None], place[:-1]
-        seen = (self.tokens[:, None, :-1] > 0) & (there < here) & (here - there <= self.reach)
+        age = here - there
+        seen = (self.tokens[:, None, :-1] > 0) & (age > 0) & (age <= self.reach)
         if self.first is not None:
             seen = seen & (there >= self.first[:, -count:, None])
-        return self.hidden[:, :-1], (self.tokens[:, 1:] - 1).clamp(min=0), seen
+        return Candidates(self.hidden[:, :-1], (self.tokens[:, 1:] - 1).clamp(min=0), age, seen)
 
 
-def require_copies(state: State, reach: int) -> None:
-    """A state has what may be copied exactly where the model copies."""
-    if ("copied" in state.parts) is not (reach > 0):
-        has, uses = ("no", "copies") if reach else ("a", "does not copy")
-        raise StateError(f"this state has {has} part 'copied' and this model {uses} (model.copy); they must agree")
+def require_copies(state: State, width: int) -> None:
+    """A state of a model that copies and is as wide."""
+    if "copied" not in state.parts:
+        raise StateError("this state has no part 'copied' and this model copies (model.copy); they must agree")
+    shapes = [list(part.shape) for part in state.parts["copied"]]
+    rows, places = shapes[0][:2]
+    if rows != state.batch or shapes != [[rows, places, width], [rows, places, 1]]:
+        raise StateError(
+            f"this state's part 'copied' has the shapes {shapes}; {state.batch} rows of a model of width {width} have "
+            f"[{state.batch}, C, {width}] and [{state.batch}, C, 1]"
+        )
 
 
 def without_copies(state: State) -> State:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from longspan.contract import Decoder, LanguageModel, State, StreamDecoder, require_segment
+from longspan.contract import Decoder, LanguageModel, State, StreamDecoder, require_next, require_segment
 from longspan.memory.copied import Copied, empty_copies, require_copies, without_copies
 from longspan.memory.forms import empty_memory, require_memory, with_memory
 from longspan.memory.segments import first_visible, remaining, trim
@@ -45,12 +45,12 @@ class Remembering(LanguageModel):
     @property
     def reach(self) -> int:
         """Hops back from a segment's last position, one per layer, each to the oldest position it can see and on to
-        the oldest that one has taken in; where it copies, from the oldest position it can copy from."""
-        c, place = self.config, -1 - self.config.copy
+        the oldest that one has taken in; where it copies, another `copy` further."""
+        c, place = self.config, -1
         for _ in range(c.layers):
             place = place - (c.memory - 1) if c.same_length else place // c.segment * c.segment - c.memory
             place -= c.convolution if self.has_memory else 0
-        return -1 - place
+        return c.copy - 1 - place
 
     @property
     def state_size(self) -> int:
@@ -75,20 +75,18 @@ class Remembering(LanguageModel):
     def hidden_states(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
     ) -> tuple[tuple[Tensor, ...], State]:
-        hidden, state = self.read(tokens, state, starts)
+        hidden, _, state = self.read(tokens, state, starts)
         return (*hidden[:-1], self.output_dropout(hidden[-1])), state
 
     def forward(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
     ) -> tuple[Float[Tensor, "B T V"], State]:
-        if not self.config.copy:
-            return super().forward(tokens, state, starts)
         require_segment(tokens, starts=starts)
-        before = self.begun(tokens, state)
-        hidden, state = self.read(tokens, before, starts)
+        hidden, copied, state = self.read(tokens, state, starts)
         logits = self.head.logits(self.output_dropout(hidden[-1]))
-        candidates = self.copied(before, hidden[-1], tokens, starts).candidates(tokens.shape[1])
-        return self.copying.logits(logits, hidden[-1], *candidates), state
+        if copied is not None:
+            logits = self.copying.logits(logits, hidden[-1], *copied.candidates(tokens.shape[1]))
+        return logits, state
 
     def losses(
         self,
@@ -108,7 +106,7 @@ class Remembering(LanguageModel):
         state: State | None = None,
         starts: Bool[Tensor, "B T"] | None = None,
     ) -> tuple[Float[Tensor, "B"], State]:
-        require_segment(tokens, starts=starts)
+        require_next(tokens, targets, starts)
         losses, _, _, state = self.score(tokens, targets[:, None], state, starts)
         return losses[:, 0], state
 
@@ -130,34 +128,25 @@ class Remembering(LanguageModel):
         targets: Int[Tensor, "B S"],
         state: State | None,
         starts: Bool[Tensor, "B T"] | None,
-    ) -> tuple[Float[Tensor, "B S"], Tensor, Tensor, State]:
-        """The losses of the last S tokens, what the head has read for them, the same before its dropout, the state."""
-        before = self.begun(tokens, state)
-        hidden, state = self.read(tokens, before, starts)
+    ) -> tuple[Float[Tensor, "B S"], Float[Tensor, "B T D"], Float[Tensor, "B T D"], State]:
+        """The losses of the last S tokens, the output as the head reads it and before its dropout, and the state.
+
+        What is copied is chosen by outputs before their dropout: what was kept has other masks."""
+        hidden, copied, state = self.read(tokens, state, starts)
         dropped, S = self.output_dropout(hidden[-1]), targets.shape[1]
         losses = self.head.losses(dropped[:, -S:], targets)
-        if self.config.copy:
-            candidates = self.copied(before, hidden[-1], tokens, starts).candidates(S)
-            losses = self.copying.losses(losses, hidden[-1][:, -S:], *candidates, targets)
+        if copied is not None:
+            losses = self.copying.losses(losses, hidden[-1][:, -S:], *copied.candidates(S), targets)
         return losses, dropped, hidden[-1], state
-
-    def copied(
-        self, before: State, output: Float[Tensor, "B T D"], tokens: Int[Tensor, "B T"], starts: Tensor | None
-    ) -> Copied:
-        """What may be copied in a segment whose outputs are these."""
-        return Copied.join(before, output, tokens, starts, self.config.copy)
-
-    def begun(self, tokens: Int[Tensor, "B T"], state: State | None) -> State:
-        """The state to go on from. A window of tokens is a decoder's, and says nothing here."""
-        return self.initial_state(tokens.shape[0]) if state is None or "window" in state.parts else state
 
     def read(
         self, tokens: Int[Tensor, "B T"], state: State | None, starts: Bool[Tensor, "B T"] | None
-    ) -> tuple[tuple[Tensor, ...], State]:
-        """Every layer's input as it reads it, the last one's output before its dropout, and the state."""
-        before = self.begun(tokens, state)
-        require_copies(before, self.config.copy)
-        state = without_copies(before)
+    ) -> tuple[tuple[Tensor, ...], Copied | None, State]:
+        """Every layer's input as it reads it and the last one's output before its dropout, what may be copied, and the
+        state."""
+        if state is None or "window" in state.parts:  # a window of tokens is a decoder's, and says nothing here
+            state = self.initial_state(tokens.shape[0])
+        before, state = state, without_copies(state)
         require_memory(state, tokens.shape[0], self.config.layers, self.config.convolution)
         T, capacity = tokens.shape[1], self.config.memory
         state = trim(state, capacity)
@@ -180,15 +169,19 @@ class Remembering(LanguageModel):
         hidden[-1] = self.final_norm(hidden[-1])
         length = state.length + T if first_key is None else remaining(first_key, remembered, capacity)
         whole = starts is None and (state.whole or capacity <= T)
+        copied = None
         if self.config.copy:
-            kept["copied"] = self.copied(before, hidden[-1], tokens, starts).last()
-        return tuple(hidden), State(length.clamp(max=capacity), kept, whole=whole)
+            require_copies(before, self.config.width)
+            copied = Copied.join(before, hidden[-1], tokens, starts, self.config.copy)
+            kept["copied"] = copied.last()
+        return tuple(hidden), copied, State(length.clamp(max=capacity), kept, whole=whole)
 
     def decoder(self, state: State | None = None, batch: int = 1) -> Decoder:
         """One token at a time: on a window of tokens where there is no memory, else on what `ring` offers."""
         state = self.initial_state(batch, projected=True) if state is None else state
         if not self.has_memory:
             return WindowDecoder(self, state, self.config.segment)
+        state = state if self.config.copy else without_copies(state)
         ages = set(state.length.tolist())
         if "keys" not in state.parts or len(ages) != 1 or self.config.copy:
             return StreamDecoder(self, state)

@@ -41,6 +41,11 @@ def _check_keys(trainer: Trainer) -> None:
     known = {field.name for field in fields(recipe.model)}
     asked = {"training.memory": recipe.training.memory}
     asked |= {f"evaluation.{key}": value for key, value in recipe.evaluation.settings.items()}
+    if getattr(recipe.model, "copy_width", 0) and not recipe.model.copy:
+        raise ConfigError(
+            f"model.copy_width={recipe.model.copy_width} gives weights to copy with, which model.copy=0 never trains; "
+            "give how many positions to copy from, or leave both out"
+        )
     for key, value in asked.items():
         if value is not None and key.partition(".")[2] not in known:
             raise ConfigError(f"{key} is not for a {recipe.family}, which has no such setting; leave it out")
@@ -51,6 +56,7 @@ def _check_memories(trainer: Trainer) -> None:
     model, held = trainer.model, trainer.model.config
     rows = max(rows for _, rows in as_steps(trainer.config.batch))
     room = _room(trainer.device)
+    copied = ", model.copy" if getattr(held, "copy", 0) else ""
     scheduled = trainer.config.memory
     memories = [None] if scheduled is None else [memory for _, memory in as_steps(scheduled)]
     try:
@@ -61,7 +67,7 @@ def _check_memories(trainer: Trainer) -> None:
             if size > room:
                 raise ConfigError(
                     f"{rows} rows of memory need at least {size / 2**30:,.0f} GiB and this machine has "
-                    f"{room / 2**30:,.0f}; lower model.memory or training.batch"
+                    f"{room / 2**30:,.0f}; lower model.memory{copied} or training.batch"
                 )
     finally:
         model.config = held

@@ -225,8 +225,7 @@ class LanguageModel(nn.Module, ABC):
     ) -> tuple[Float[Tensor, "B T"], State]:
         """One loss per token in nats, in the order of the tokens."""
         require_segment(tokens, targets=targets, starts=starts)
-        hidden, state = self.hidden_states(tokens, state, starts)
-        return self.head.losses(hidden[-1], targets), state
+        return self.last_losses(tokens, targets, state, starts)
 
     def next_losses(
         self,
@@ -237,8 +236,19 @@ class LanguageModel(nn.Module, ABC):
     ) -> tuple[Float[Tensor, "B"], State]:
         """The loss of the token after the segment alone, one per row: the softmax of every other is saved."""
         require_next(tokens, targets, starts)
+        losses, state = self.last_losses(tokens, targets[:, None], state, starts)
+        return losses[:, 0], state
+
+    def last_losses(
+        self,
+        tokens: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B S"],
+        state: State | None,
+        starts: Bool[Tensor, "B T"] | None,
+    ) -> tuple[Float[Tensor, "B S"], State]:
+        """The losses of a segment's last S tokens; a family that predicts by more than its head overrides this."""
         hidden, state = self.hidden_states(tokens, state, starts)
-        return self.head.losses(hidden[-1][:, -1:], targets[:, None])[:, 0], state
+        return self.head.losses(hidden[-1][:, -targets.shape[1] :], targets), state
 
     def training_loss(
         self,

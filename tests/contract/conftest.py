@@ -30,10 +30,6 @@ WITH_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
         {"memory": 6, "same_length": True, "convolution": 3, "norm": "pre", "embedding_width": 12, "qk_norm": True},
     ),
     "copying": ("transformer-xl", {"memory": 40, "copy": 11, "copy_width": 6}),
-    "copying-same-length": (
-        "transformer-xl",
-        {"memory": 5, "same_length": True, "copy": 9, "copy_width": 6},
-    ),
     "rotary": ("rotary", {"memory": 40, "head_width": 6}),
     "rotary-copying": ("rotary", {"memory": 40, "copy": 40, "copy_width": 6, "cutoffs": [7]}),
     "rotary-convolution": ("rotary", {"memory": 40, "convolution": 2, "qk_norm": True}),
@@ -79,7 +75,7 @@ LEARNED_40 = {"learned", "al-rfou", "sparse-strided", "sparse-fixed", "bigbird"}
 """Those that know 40 places and refuse more."""
 # Their training loss is more than the mean; tests of their own say what.
 MORE_THAN_THE_MEAN = {"al-rfou"}
-SLOW = {"convolution-same-length", "copying-same-length", "convolution-memory-0", "vanilla-convolution"}
+SLOW = {"convolution-same-length", "convolution-memory-0", "vanilla-convolution"}
 """Of the two first families, those that `make check` leaves to `make test`."""
 CUT_ANYWHERE = WITH_MEMORY | WITHOUT_MEMORY
 ALL = CUT_ANYWHERE | MINDS_CUTS

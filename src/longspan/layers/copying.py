@@ -37,7 +37,7 @@ class Copying(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
         self.age_bias = nn.Parameter(torch.zeros(_AGES))
 
-    def scores(
+    def forward(
         self,
         output: Float[Tensor, "B S D"],
         hidden: Float[Tensor, "B K D"],
@@ -52,32 +52,22 @@ class Copying(nn.Module):
         ages = self.age_bias[(age[..., None] >= powers).sum(-1)] - self.bias - _FRESH
         return (scores[..., :-1] - scores[..., -1:] + ages).masked_fill(~seen, _NEVER)
 
+    @staticmethod
     def losses(
-        self,
         losses: Float[Tensor, "B S"],
-        output: Float[Tensor, "B S D"],
-        hidden: Float[Tensor, "B K D"],
+        scores: Float[Tensor, "B S K"],
         following: Int[Tensor, "B K"],
-        age: Int[Tensor, "S K"],
-        seen: Bool[Tensor, "B S K"],
         targets: Int[Tensor, "B S"],
     ) -> Float[Tensor, "B S"]:
         """-log p' of the targets, from the -log p that the head gives them."""
-        scores = self.scores(output, hidden, age, seen)
         found = scores.masked_fill(following[:, None] != targets[..., None], _NEVER).logsumexp(-1)
         return _total(scores) - torch.logaddexp(-losses, found)
 
+    @staticmethod
     def logits(
-        self,
-        logits: Float[Tensor, "B S V"],
-        output: Float[Tensor, "B S D"],
-        hidden: Float[Tensor, "B K D"],
-        following: Int[Tensor, "B K"],
-        age: Int[Tensor, "S K"],
-        seen: Bool[Tensor, "B S K"],
+        logits: Float[Tensor, "B S V"], scores: Float[Tensor, "B S K"], following: Int[Tensor, "B K"]
     ) -> Float[Tensor, "B S V"]:
         """log p' of every token, from the head's scores."""
-        scores = self.scores(output, hidden, age, seen)
         peak = scores.amax(-1, keepdim=True).detach()
         shares, index = (scores - peak).exp(), following[:, None].expand_as(scores)
         found = torch.zeros_like(logits, dtype=scores.dtype).scatter_add(-1, index, shares)

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from longspan.contract import Decoder, LanguageModel, State, StreamDecoder, require_next, require_segment
+from longspan.contract import Decoder, LanguageModel, State, StreamDecoder, require_segment
 from longspan.memory.copied import Copied, empty_copies, require_copies, without_copies
 from longspan.memory.forms import empty_memory, require_memory, with_memory
 from longspan.memory.segments import first_visible, remaining, trim
@@ -85,30 +85,20 @@ class Remembering(LanguageModel):
         hidden, copied, state = self.read(tokens, state, starts)
         logits = self.head.logits(self.output_dropout(hidden[-1]))
         if copied is not None:
-            logits = self.copying.logits(logits, hidden[-1], *copied.candidates(tokens.shape[1]))
+            found = copied.candidates(tokens.shape[1])
+            scores = self.copying(hidden[-1], found.hidden, found.age, found.seen)
+            logits = self.copying.logits(logits, scores, found.following)
         return logits, state
 
-    def losses(
+    def last_losses(
         self,
         tokens: Int[Tensor, "B T"],
-        targets: Int[Tensor, "B T"],
-        state: State | None = None,
-        starts: Bool[Tensor, "B T"] | None = None,
-    ) -> tuple[Float[Tensor, "B T"], State]:
-        require_segment(tokens, targets=targets, starts=starts)
+        targets: Int[Tensor, "B S"],
+        state: State | None,
+        starts: Bool[Tensor, "B T"] | None,
+    ) -> tuple[Float[Tensor, "B S"], State]:
         losses, _, _, state = self.score(tokens, targets, state, starts)
         return losses, state
-
-    def next_losses(
-        self,
-        tokens: Int[Tensor, "B T"],
-        targets: Int[Tensor, "B"],
-        state: State | None = None,
-        starts: Bool[Tensor, "B T"] | None = None,
-    ) -> tuple[Float[Tensor, "B"], State]:
-        require_next(tokens, targets, starts)
-        losses, _, _, state = self.score(tokens, targets[:, None], state, starts)
-        return losses[:, 0], state
 
     def training_loss(
         self,
@@ -136,7 +126,9 @@ class Remembering(LanguageModel):
         dropped, S = self.output_dropout(hidden[-1]), targets.shape[1]
         losses = self.head.losses(dropped[:, -S:], targets)
         if copied is not None:
-            losses = self.copying.losses(losses, hidden[-1][:, -S:], *copied.candidates(S), targets)
+            found = copied.candidates(S)
+            scores = self.copying(hidden[-1][:, -S:], found.hidden, found.age, found.seen)
+            losses = self.copying.losses(losses, scores, found.following, targets)
         return losses, dropped, hidden[-1], state
 
     def read(

@@ -186,7 +186,7 @@ def lengths(corpus: str, data: str, unit: str, parser: argparse.ArgumentParser) 
 
 def bounded(corpus: str, kept: int, whole: int, read: list[Reading]) -> str:
     """What the test split costs at most per token of a corpus that is told by it."""
-    score = next(way.score for way in read if way.text.endswith("--split test"))
+    score = next(way.score for way in read if way.text.endswith("--split test") and way.rate is None)
     return SHORTER.format(corpus=corpus, kept=kept, whole=whole, score=score, bound=score * whole / kept)
 
 

@@ -85,9 +85,7 @@ class Remembering(LanguageModel):
         hidden, copied, state = self.read(tokens, state, starts)
         logits = self.head.logits(self.output_dropout(hidden[-1]))
         if copied is not None:
-            found = copied.candidates(tokens.shape[1])
-            scores = self.copying(hidden[-1], found.hidden, found.age, found.seen)
-            logits = self.copying.logits(logits, scores, found.following)
+            logits = self.copying.logits(logits, *self.offered(copied, hidden[-1]))
         return logits, state
 
     def last_losses(
@@ -126,10 +124,15 @@ class Remembering(LanguageModel):
         dropped, S = self.output_dropout(hidden[-1]), targets.shape[1]
         losses = self.head.losses(dropped[:, -S:], targets)
         if copied is not None:
-            found = copied.candidates(S)
-            scores = self.copying(hidden[-1][:, -S:], found.hidden, found.age, found.seen)
-            losses = self.copying.losses(losses, scores, found.following, targets)
+            losses = self.copying.losses(losses, *self.offered(copied, hidden[-1][:, -S:]), targets)
         return losses, dropped, hidden[-1], state
+
+    def offered(
+        self, copied: Copied, output: Float[Tensor, "B S D"]
+    ) -> tuple[Float[Tensor, "B S K"], Int[Tensor, "B K"]]:
+        """Scores of what the segment's last positions may copy, by their outputs, and the tokens it would give."""
+        found = copied.candidates(output.shape[1])
+        return self.copying(output, found.hidden, found.age, found.seen), found.following
 
     def read(
         self, tokens: Int[Tensor, "B T"], state: State | None, starts: Bool[Tensor, "B T"] | None
@@ -138,6 +141,8 @@ class Remembering(LanguageModel):
         state."""
         if state is None or "window" in state.parts:  # a window of tokens is a decoder's, and says nothing here
             state = self.initial_state(tokens.shape[0])
+        if self.config.copy:
+            require_copies(state, self.config.width)
         before, state = state, without_copies(state)
         require_memory(state, tokens.shape[0], self.config.layers, self.config.convolution)
         T, capacity = tokens.shape[1], self.config.memory
@@ -163,7 +168,6 @@ class Remembering(LanguageModel):
         whole = starts is None and (state.whole or capacity <= T)
         copied = None
         if self.config.copy:
-            require_copies(before, self.config.width)
             copied = Copied.join(before, hidden[-1], tokens, starts, self.config.copy)
             kept["copied"] = copied.last()
         return tuple(hidden), copied, State(length.clamp(max=capacity), kept, whole=whole)

@@ -17,6 +17,7 @@ def rehearse(trainer: Trainer) -> None:
     """Refuses what cannot be gone through with; changes nothing, random numbers included."""
     _check_batches(trainer)
     _check_keys(trainer)
+    _check_copying(trainer)
     _check_memories(trainer)
     _check_segments(trainer)
     if trainer.device.type == "cpu":
@@ -41,14 +42,19 @@ def _check_keys(trainer: Trainer) -> None:
     known = {field.name for field in fields(recipe.model)}
     asked = {"training.memory": recipe.training.memory}
     asked |= {f"evaluation.{key}": value for key, value in recipe.evaluation.settings.items()}
-    if getattr(recipe.model, "copy_width", 0) and not recipe.model.copy:
-        raise ConfigError(
-            f"model.copy_width={recipe.model.copy_width} gives weights to copy with, which model.copy=0 never trains; "
-            "give how many positions to copy from, or leave both out"
-        )
     for key, value in asked.items():
         if value is not None and key.partition(".")[2] not in known:
             raise ConfigError(f"{key} is not for a {recipe.family}, which has no such setting; leave it out")
+
+
+def _check_copying(trainer: Trainer) -> None:
+    """Weights to copy with are trained only by a model that copies."""
+    model = trainer.recipe.model
+    if getattr(model, "copy_width", 0) and not model.copy:
+        raise ConfigError(
+            f"model.copy_width={model.copy_width} gives weights to copy with, which model.copy=0 never trains; "
+            "give how many positions to copy from, or leave both out"
+        )
 
 
 def _check_memories(trainer: Trainer) -> None:

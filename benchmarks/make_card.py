@@ -44,7 +44,8 @@ Chosen on the validation split alone, the best of what is listed: {chosen}. The 
 |---|---|---|
 | code | commit {commit} | `{training}` |
 | training text | fingerprint | {fingerprint} |
-
+{end}"""
+LIMITED = """
 A run that is limited in seconds ends at another step on another machine, and then at other weights.
 """
 SHORTER = """
@@ -157,6 +158,7 @@ def card(asked: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
         commit=commit,
         training=training_command(about["processes"][0]["command"]),
         fingerprint=data["fingerprint"],
+        end=LIMITED if recipe.training.seconds else "",
         **progress(asked.run, found.contents["README.md"].decode()),
     )
 

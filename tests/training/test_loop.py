@@ -45,6 +45,7 @@ def test_it_learns_and_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     about = json.loads((tmp_path / "run.json").read_text())
     assert about["data"]["tokens"] == 700
     assert {"commit", "torch", "processor", "device"} <= set(about["processes"][0])
+    assert about["processes"][0]["processor"]
 
 
 def test_muon_learns_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

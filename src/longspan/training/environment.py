@@ -59,4 +59,4 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
-        return platform.processor()
+        return platform.processor() or platform.machine()  # ARM's cpuinfo names no model, and nobody else does

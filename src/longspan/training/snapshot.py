@@ -48,7 +48,7 @@ def notes(trainer: Trainer) -> list[str]:
     text = f"{trainer.tokens:,} tokens of {trainer.lanes.name} (fingerprint {trainer.lanes.fingerprint[:16]})"
     return [
         f"Recipe {recipe.name}, seed {recipe.training.seed}, {trainer.step:,} steps, {text}.",
-        f"Scored by: longspan eval MODEL {' '.join(flags)}",
+        f"To be scored by: longspan eval MODEL {' '.join(flags)}",
     ]
 
 

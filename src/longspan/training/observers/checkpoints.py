@@ -24,7 +24,7 @@ class Checkpoints(Observer):
         if validation.nats >= self.best:
             return
         self.best = validation.nats
-        score = f"{validation.bits:.4f} bits per token on {validation.tokens:,} held-out tokens."
+        score = f"{validation.bits:.4f} bits per token on {validation.tokens:,} held-out tokens, as training validates."
         set_aside_if_broken(self.folder / "best")
         with trainer.as_model() as model:
             save_model(

@@ -72,8 +72,8 @@ class State:
         return replace(self.map(clear), whole=False)
 
     def tensors(self) -> dict[str, Tensor]:
-        """A flat view for saving: `length`, and `part.index` for every tensor."""
-        flat = {f"{name}.{i}": t for name, tensors in self.parts.items() for i, t in enumerate(tensors)}
+        """A flat view for saving: `length`, and `part.index` for every tensor, in one order however it was made."""
+        flat = {f"{name}.{i}": t for name, part in sorted(self.parts.items()) for i, t in enumerate(part)}
         return {"length": self.length, **flat}
 
     @property

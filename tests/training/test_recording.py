@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from longspan.contract import State
 from longspan.errors import ConfigError
+from longspan.memory.recording import RecordedStep
 from longspan.training import run
 from longspan.training.loop import Trainer
 from longspan.training.recipe import Recipe, build_recipe
@@ -48,6 +50,19 @@ def test_another_shape_is_another_recording() -> None:
     plain, _ = take(make_recipe(**changes), tokens)
     recorded, _ = take(make_recipe(**changes, training_record=True), tokens)
     np.testing.assert_allclose(recorded, plain, rtol=1e-5)
+
+
+def test_a_recording_knows_the_parts_of_a_state_by_name() -> None:
+    """Those of a resumed run may come in another order, and those of an LSTM have one shape."""
+    length, h, c = torch.ones(1, dtype=torch.int64), torch.ones(1, 2), torch.full((1, 2), 3.0)
+
+    def work(states: list[State]) -> tuple[torch.Tensor, list[State]]:
+        (state,) = states
+        (before,), (kept,) = state.parts["h"], state.parts["c"]
+        return torch.zeros(()), [State(state.length, {"h": (before + 1,), "c": (kept * 2,)})]
+
+    _, (state,) = RecordedStep(work)([State(length, {"c": (c,), "h": (h,)})])
+    assert [state.parts[name][0].tolist() for name in ("h", "c")] == [[[2.0, 2.0]], [[6.0, 6.0]]]
 
 
 def small(family: str, **training: Any) -> Recipe:

@@ -276,6 +276,18 @@ def test_cores_give_what_one_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         on_cores(pieces, CharacterTokenizer("ab é\r\n"))
 
 
+def test_workers_run_no_code_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "text").write_text("a b\n" * 100)
+    pieces = [Piece(tmp_path / "text", 0, 400)]
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("queue", "numpy", "signal", "longspan", "sitecustomize"):
+        (here / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write({name!r})\nraise SystemExit(3)\n")
+    monkeypatch.chdir(here)
+    assert len(on_cores(pieces, WordTokenizer(("<eos>", "<unk>", "a", "b")))) == 300
+    assert not (tmp_path / "ran").exists()
+
+
 def _open(path: Path, cache: Path, results: "multiprocessing.Queue[str]") -> None:
     results.put(open_corpus(path, tokenizer="characters", cache=cache).fingerprint)
 

@@ -115,7 +115,8 @@ class _Workers:
 
     def __init__(self, tokenizer: Tokenizer, count: int) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        command = [sys.executable, "-c", "from longspan.data.encoding import serve; serve()"]
+        # -P: without it the current folder, which may hold anything, comes first on the path of `python -c`.
+        command = [sys.executable, "-P", "-c", "from longspan.data.encoding import serve; serve()"]
         self.idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
         self.processes = []
         for _ in range(count):

@@ -1,6 +1,7 @@
 import gzip
 import multiprocessing
 import os
+import pwd
 import shutil
 import sys
 import tarfile
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 import longspan.data.encoding as encoding
 from longspan.data import Encoded, Lanes, Reading, open_corpus
-from longspan.data.cache import new_folder
+from longspan.data.cache import cache_folder, new_folder
 from longspan.data.encoding import encode_pieces
 from longspan.data.splits import SPLITS, ByCount, ByDocument, ByShare, Document, Piece
 from longspan.errors import DataError, UnknownNameError
@@ -230,6 +231,19 @@ def test_a_failure_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be written: No space left"):
         fill()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_user_without_a_home_is_told_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_: int) -> None:
+        raise KeyError("uid not found")
+
+    for name in ("HOME", "LONGSPAN_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(DataError, match="LONGSPAN_CACHE"):
+        cache_folder()
+    monkeypatch.setenv("LONGSPAN_CACHE", str(tmp_path / "cache"))
+    assert cache_folder() == (tmp_path / "cache").resolve()
 
 
 TEXTS = st.lists(st.text(st.sampled_from("ab é€\n\r"), max_size=60), min_size=1, max_size=4)

@@ -22,7 +22,10 @@ _RACY_NANOSECONDS = 2_000_000_000
 
 def cache_folder(cache: Path | None = None) -> Path:
     """Where downloads, unpacked archives and encoded texts live: LONGSPAN_CACHE, or ~/.cache/longspan."""
-    folder = cache or Path(os.environ.get("LONGSPAN_CACHE") or Path.home() / ".cache" / "longspan")
+    try:
+        folder = cache or Path(os.environ.get("LONGSPAN_CACHE") or Path.home() / ".cache" / "longspan")
+    except RuntimeError:  # HOME is not set, and the user is not in the password database
+        raise DataError("no home folder was found for the cache; set LONGSPAN_CACHE to a folder") from None
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

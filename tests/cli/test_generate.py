@@ -1,4 +1,6 @@
 import io
+import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +29,33 @@ def test_prompts_from_anywhere(cli: Cli, model: Path, text: Path, monkeypatch: p
     assert from_file.code == 0
     assert from_file.out == from_stdin.out == cli("generate", model, "-p", text.read_text(), "-n", 20, "--temp", 0).out
     assert cli("generate", model, "-n", 5).code == 0
+
+
+def test_a_prompt_that_never_ends_is_refused(cli: Cli, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same limit for a device, a file and standard input; a pipe that ends is read."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)
+    monkeypatch.setattr("longspan.cli.generate.PROMPT_BYTES", 100)
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (_address_space() + (1 << 30), limit[1]))
+        cli("generate", model, "--prompt-file", "/dev/zero", "-n", 1).refused("/dev/zero", "100")
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limit)
+    Path("long").write_bytes(b"a" * 101)
+    cli("generate", model, "--prompt-file", "long", "-n", 1).refused("long", "100 ")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a" * 101)))
+    cli("generate", model, "-", "-n", 1).refused("100 ")
+    Path("long").write_bytes(b"a" * 100)
+    assert cli("generate", model, "--prompt-file", "long", "-n", 1).code == 0
+    read, write = os.pipe()
+    os.write(write, b"abc")
+    os.close(write)
+    assert cli("generate", model, "--prompt-file", f"/dev/fd/{read}", "-n", 1).out.startswith("abc")
+    os.close(read)
+
+
+def _address_space() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    return pages * resource.getpagesize()
 
 
 @pytest.mark.parametrize("family", ["transformer-xl", "vanilla"])

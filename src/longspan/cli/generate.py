@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,8 @@ import typer
 
 from longspan.cli.options import DeviceName, DtypeName, ModelOrBox, Threads, machine, tell_of_box
 from longspan.errors import ConfigError, DataError
+
+PROMPT_BYTES = 16 << 20  # several times the longest novel
 
 
 def generate(
@@ -86,12 +89,21 @@ def _prompt(source: str, prompt: str | None, prompt_file: Path | None) -> bytes:
     if source == "-":
         if sys.stdin is None:
             raise DataError("standard input is closed; give the prompt with -p or --prompt-file")
-        return sys.stdin.buffer.read()
+        return _bounded(sys.stdin.buffer.read, "standard input")
     if source:
         raise ConfigError(f"{source!r} is no prompt; write -p {source!r}, or - for standard input")
     if prompt_file is not None:
         try:
-            return prompt_file.read_bytes()
+            with prompt_file.open("rb") as file:
+                return _bounded(file.read, str(prompt_file))
         except OSError as error:
             raise DataError(f"the prompt {prompt_file} cannot be read: {error.strerror}") from None
     return (prompt or "").encode("utf-8", errors="surrogateescape")
+
+
+def _bounded(read: Callable[[int], bytes], name: str) -> bytes:
+    """All of a file, unless it is longer than a prompt may be; a device or a pipe may never end."""
+    text = read(PROMPT_BYTES + 1)
+    if len(text) > PROMPT_BYTES:
+        raise DataError(f"the prompt {name} has more than {PROMPT_BYTES:,} bytes; give a shorter one")
+    return text

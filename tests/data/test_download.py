@@ -55,7 +55,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if asked:
             shown = start + (fault == "wrong range")
             self.send_header("Content-Range", f"bytes {shown}-{len(behaviour.content) - 1}/{len(behaviour.content)}")
-        if fault != "no length":
+        if fault == "odd length":
+            self.send_header("Content-Length", ["\xb2", "9" * 5000][int(share * 2)])
+        elif fault != "no length":
             self.send_header("Content-Length", str(len(body)))
         if behaviour.etag:
             self.send_header("ETag", behaviour.etag)
@@ -80,7 +82,7 @@ def server() -> Iterator[tuple[str, Behaviour]]:
 def test_the_right_file_or_a_named_error(server: tuple[str, Behaviour], tmp_path: Path) -> None:
     url, behaviour = server
     generator = random.Random(0)
-    kinds = ["drop", "drop", "status", "ignore range", "wrong range", "corrupt", "no length"]
+    kinds = ["drop", "drop", "status", "ignore range", "wrong range", "corrupt", "no length", "odd length"]
     outcomes = set()
     for case in range(CASES):
         behaviour.content = generator.randbytes(generator.choice([1, 1000, 200_000]))
@@ -138,6 +140,26 @@ def test_a_wrong_checksum_leaves_nothing(server: tuple[str, Behaviour], tmp_path
     with pytest.raises(DataError, match=r"came with SHA-256 982d.*, not 0000"):
         download(url, tmp_path / "text.bin", "0" * 64, patience=QUICK)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("fault", ["", "no length"])
+def test_more_than_the_limit_leaves_nothing(fault: str, server: tuple[str, Behaviour], tmp_path: Path) -> None:
+    """Declared or not, and on the way on from a part; asked for once, since no other attempt gives less."""
+    url, behaviour = server
+    behaviour.content = b"text" * 50_000
+    behaviour.faults = [(fault, 1.0)]
+    heard: list[int] = []
+    with pytest.raises(DataError, match="199,999"):
+        download(url, tmp_path / "text.bin", None, lambda done, _: heard.append(done), QUICK, limit=199_999)
+    assert len(behaviour.asked) == 1
+    assert bool(heard) == bool(fault)  # what declares too much is not read at all
+    assert list(tmp_path.iterdir()) == []
+    behaviour.faults = [("drop", 0.5)]
+    with pytest.raises(DataError, match="199,999"):
+        download(url, tmp_path / "text.bin", patience=QUICK, limit=199_999)
+    assert list(tmp_path.iterdir()) == []
+    behaviour.faults = [("drop", 0.5), (fault, 1.0)]
+    assert download(url, tmp_path / "text.bin", patience=QUICK, limit=200_000).read_bytes() == behaviour.content
 
 
 def test_what_cannot_be_fetched_is_named(server: tuple[str, Behaviour], tmp_path: Path) -> None:

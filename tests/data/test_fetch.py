@@ -146,6 +146,18 @@ def test_from_its_public_place(served: tuple[str, Path], tmp_path: Path, monkeyp
     assert left(cache) == ["corpora/one/one.txt"]
 
 
+def test_a_download_is_bounded_by_the_corpus(
+    served: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, folder = served
+    (folder / "one.txt").write_bytes(b"\0" * 3000)
+    monkeypatch.setattr("longspan.data.corpora._OTHER_FILES", 1000)
+    with pytest.raises(DataError, match=r"3,000.* 2,300"):
+        get("one", f"{address}/one.txt", tmp_path / "cache")
+    assert left(tmp_path / "cache") == []
+    assert all(corpus.download_limit > (corpus.bytes or 0) for corpus in CORPORA.values())
+
+
 def test_the_list_names_both_readings(tmp_path: Path) -> None:
     rows = {row.name: row for row in list_corpora(tmp_path)}
     names = ("stdlib", "enwik8", "enwik8-authors", "text8", "text8-authors", "wikitext-103", "ptb", "tinyshakespeare")

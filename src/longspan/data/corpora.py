@@ -8,6 +8,9 @@ from longspan.data.readings import find_reading
 from longspan.data.splits import ByCount, ByDocument, ByFile, ByShare, ByTail, SplitRule
 from longspan.errors import UnknownNameError
 
+_UNDECLARED = 1 << 30  # for a corpus whose size is not known
+_OTHER_FILES = 64 << 20
+
 
 @dataclass(frozen=True)
 class CorpusFile:
@@ -47,6 +50,11 @@ class Corpus:
     def bytes(self) -> int | None:
         sizes = [file.size for file in self.files if file.size is not None]
         return sum(sizes) if self.files and len(sizes) == len(self.files) else self.size
+
+    @property
+    def download_limit(self) -> int:
+        """The most bytes a download may have: its archive may hold other files too."""
+        return (self.bytes or _UNDECLARED) + _OTHER_FILES
 
 
 _WIKIPEDIA = "CC BY-SA / GFDL (Wikipedia)"

@@ -37,11 +37,13 @@ def download(
     sha256_hex: str | None = None,
     progress: Progress | None = None,
     patience: Patience | None = None,
+    *,
+    limit: int | None = None,
 ) -> Path:
     """`url` as the file `target`, gone on with where an earlier call was cut off.
 
     What has come so far waits in `target.part`, with the server's mark of its version beside it. A server that breaks
-    off is asked for the rest; a wrong checksum leaves nothing behind.
+    off is asked for the rest. A wrong checksum, or more than `limit` bytes, leaves nothing behind.
     """
     patience = patience or Patience()
     if urlsplit(url).scheme not in ("http", "https"):
@@ -52,7 +54,7 @@ def download(
     for attempt in range(patience.attempts):
         before = part.size
         try:
-            if _ask(url, part, progress, patience.timeout):
+            if _ask(url, part, progress, patience.timeout, limit):
                 return _finished(part, url, sha256_hex)
             reason = "the server broke off"
         except urllib.error.HTTPError as error:
@@ -109,7 +111,7 @@ class _Part:
         self.notes.unlink(missing_ok=True)
 
 
-def _ask(url: str, part: _Part, progress: Progress | None, timeout: float) -> bool:
+def _ask(url: str, part: _Part, progress: Progress | None, timeout: float, limit: int | None) -> bool:
     """Asks for what is missing and takes what comes; whether the file is whole now."""
     request = urllib.request.Request(url, headers={"Accept-Encoding": "identity", "User-Agent": "longspan"})
     have = part.size
@@ -119,12 +121,14 @@ def _ask(url: str, part: _Part, progress: Progress | None, timeout: float) -> bo
     try:
         with urllib.request.urlopen(request, timeout=timeout) as answer:
             total = _total(answer, have)
+            _check_limit(url, part, total or 0, limit)
             if answer.status != 206:
                 part.begin(answer.headers.get("ETag") or answer.headers.get("Last-Modified"))
                 have = 0
             while block := answer.read(_BLOCK):
-                part.append(block)
                 have += len(block)
+                _check_limit(url, part, have, limit)
+                part.append(block)
                 if progress:
                     progress(have, total)
             if total is not None and have > total:
@@ -139,16 +143,26 @@ def _ask(url: str, part: _Part, progress: Progress | None, timeout: float) -> bo
             raise
 
 
+def _check_limit(url: str, part: _Part, size: int, limit: int | None) -> None:
+    if limit is not None and size > limit:
+        part.remove()
+        raise DataError(f"{url} has at least {size:,} bytes, more than the {limit:,} it may have; nothing is kept")
+
+
 def _total(answer: Any, have: int) -> int | None:
     """The length of the whole file as the server gives it; a range other than the one asked for is refused."""
     if answer.status == 206:
         given = str(answer.headers.get("Content-Range", ""))
         span, _, total = given.removeprefix("bytes ").partition("/")
-        if span.partition("-")[0] != str(have) or not total.isdigit():
+        if span.partition("-")[0] != str(have) or not _is_size(total):
             raise http.client.HTTPException(f"the server sent the range {given!r}, not the one from {have} on")
         return int(total)
     length = answer.headers.get("Content-Length", "")
-    return int(length) if length.isdigit() else None
+    return int(length) if _is_size(length) else None
+
+
+def _is_size(text: str) -> bool:
+    return text.isdecimal() and len(text) < 19  # int() refuses more than 4,300 digits, and no file has 10^18 bytes
 
 
 def _finished(part: _Part, url: str, sha256_hex: str | None) -> Path:

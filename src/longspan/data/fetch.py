@@ -39,7 +39,7 @@ def get(
         return target
     known = corpus.archive_sha256 if address == corpus.url else None
     place = root / "downloads" / f"{corpus.shares or corpus.name}-{address.rstrip('/').rpartition('/')[2]}"
-    fetched = download(address, place, known, progress, patience)
+    fetched = download(address, place, known, progress, patience, limit=corpus.download_limit)
     try:
         _install(corpus, fetched, target)
     finally:

@@ -64,6 +64,12 @@ def test_families_lists_them(cli: Cli) -> None:
     assert "transformer-xl" in cli("families").out
 
 
+@pytest.mark.parametrize("verb", ["families", "data list", "data get stdlib"])
+@pytest.mark.parametrize("flag", ["--device", "--dtype", "--threads"])
+def test_verbs_that_compute_nothing_take_no_device(cli: Cli, verb: str, flag: str) -> None:
+    cli(*verb.split(), flag, "1").refused(flag)
+
+
 def test_families_and_info_say_who_has_a_memory(cli: Cli) -> None:
     said = cli("families", "--json").json["memory"]
     assert set(said) == set(FAMILIES)

@@ -5,19 +5,14 @@ from typing import Annotated
 
 import typer
 
-from longspan.cli.options import DeviceName, DtypeName, Json, Threads, print_json
+from longspan.cli.options import Json, print_json
 from longspan.cli.progress import progress
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Known corpora: what there is, and getting it.")
 
 
 @app.command("list")
-def list_known(
-    json: Json = False,
-    device: DeviceName = "auto",  # noqa: ARG001 (every verb takes them; this one computes nothing)
-    dtype: DtypeName = "auto",  # noqa: ARG001
-    threads: Threads = 0,  # noqa: ARG001
-) -> None:
+def list_known(json: Json = False) -> None:
     """The corpora that are known by name. Any file or folder is a corpus too."""
     from longspan.data import list_corpora
 
@@ -38,9 +33,6 @@ def get(
     source: Annotated[
         str | None, typer.Option("--from", metavar="FILE", help="Take it from this file, folder, archive or address.")
     ] = None,
-    device: DeviceName = "auto",  # noqa: ARG001
-    dtype: DtypeName = "auto",  # noqa: ARG001
-    threads: Threads = 0,  # noqa: ARG001
 ) -> None:
     """Fetch a corpus, verify it by its SHA-256 and keep it. A download that broke off goes on where it stopped."""
     from longspan.data import get

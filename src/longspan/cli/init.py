@@ -116,11 +116,10 @@ def parameters_by_part(model: Any) -> dict[str, int]:
     return parts
 
 
-def families(json: Json = False, device: DeviceName = "auto", dtype: DtypeName = "auto", threads: Threads = 0) -> None:
+def families(json: Json = False) -> None:
     """The families of models, and what each carries from one segment to the next."""
     from longspan.models.families import FAMILIES
 
-    machine(device, dtype, threads)
     # The first line of a family's file says what it is, and ends with its page in docs/.
     lines = {name: (_first_line(cls)) for name, cls in FAMILIES.items()}
     memories = {name: _memory(name) for name in FAMILIES}

@@ -1,4 +1,4 @@
-"""Options that every verb has, and what they mean on this machine."""
+"""Options that several verbs share, and what they mean on this machine."""
 
 import json
 import sys
@@ -39,7 +39,7 @@ class Machine:
 
 
 def machine(device: str, dtype: str, threads: int) -> Machine:
-    """What the options every verb has mean on this machine."""
+    """What --device, --dtype and --threads mean on this machine."""
     import torch
 
     from longspan.device import find_device, find_dtype

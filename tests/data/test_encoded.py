@@ -135,14 +135,40 @@ def test_a_text_is_encoded_once(tmp_path: Path, cache: Path, monkeypatch: pytest
 def test_a_damaged_entry_is_made_again(tmp_path: Path, cache: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(b"some text")
-    open_corpus(path, cache=cache)
+    first = open_corpus(path, cache=cache)
     (entry,) = (cache / "encoded").iterdir()
-    for name, content in (("ids.bin", b"some"), ("about.json", b"{"), ("starts.npy", b""), ("starts.npy", None)):
+    good = {file.name: file.read_bytes() for file in entry.iterdir()}
+    changes: list[tuple[str, bytes | None]] = [
+        ("ids.bin", b"some"),
+        ("ids.bin", b"same text"),
+        ("about.json", b"{"),
+        ("about.json", good["about.json"].replace(b'"bytes": 9', b'"bytes": 8')),
+        ("about.json", good["about.json"].replace(first.fingerprint.encode(), b"0" * 64)),
+        ("starts.npy", b""),
+        ("starts.npy", good["starts.npy"][:-1] + b"\1"),
+        ("starts.npy", good["starts.npy"].replace(b"(1,), } ", b"(1,1), }")),
+        ("starts.npy", None),
+    ]
+    for name, content in changes:
+        assert content != good[name]
         if content is None:
             (entry / name).unlink()
         else:
             (entry / name).write_bytes(content)
-        assert open_corpus(path, cache=cache).ids.tobytes() == b"some text"
+        again = open_corpus(path, cache=cache)
+        assert (again.ids.tobytes(), again.bytes, again.fingerprint) == (b"some text", 9, first.fingerprint)
+        assert {file.name: file.read_bytes() for file in entry.iterdir()} == good
+
+
+def test_a_changed_tokenizer_is_made_again(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "text"
+    path.write_text("a b\nc")
+    right = open_corpus(path, tokenizer="words", cache=cache).tokenizer
+    (kept,) = (cache / "tokenizers").iterdir()
+    for content in (kept.read_bytes().replace(b'"a", "b"', b'"b", "a"'), b"{}", b"[]", b"1"):
+        assert content != kept.read_bytes()
+        kept.write_bytes(content)
+        assert open_corpus(path, tokenizer="words", cache=cache).tokenizer == right
 
 
 def test_symbols_come_from_the_training_split(tmp_path: Path, cache: Path) -> None:
@@ -190,9 +216,10 @@ def test_archives_are_read_as_they_are(kind: str, folder: Path, tmp_path: Path, 
     expected = "text of c.txt\n" if kind == "a.txt.gz" else "text of a/z.txt\ntext of b.txt\ntext of c.txt\n"
     assert opened.tokenizer.decode(opened.ids) == expected
     (unpacked,) = (cache / "unpacked").iterdir()
-    next(p for p in unpacked.rglob("*.txt") if p.stat().st_size).write_bytes(b"")
-    shutil.rmtree(cache / "encoded")
-    assert len(open_corpus(path, cache=cache)) == len(opened)
+    for change in (lambda text: b"", lambda text: text.replace(b"text", b"next")):
+        file = next(p for p in unpacked.rglob("*.txt") if p.stat().st_size)
+        file.write_bytes(change(file.read_bytes()))
+        assert open_corpus(path, cache=cache).ids.tobytes() == expected.encode()
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path, cache: Path) -> None:

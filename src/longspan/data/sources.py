@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from longspan.data.archives import kind_of, unpack
-from longspan.data.cache import digests, new_folder, read_json, remove_folder, write_json
+from longspan.data.cache import digests, new_folder, read_json, remove_folder, sha256, write_json
 from longspan.data.corpora import CORPORA, Corpus
 from longspan.data.splits import ByDocument, ByShare, Document, SplitRule
 from longspan.errors import DataError, UnknownNameError
@@ -95,23 +95,22 @@ def _expanded(name: str, path: Path, cache: Path) -> list[Document]:
 
 
 def _unpacked(path: Path, cache: Path) -> Path:
-    """What an archive holds, unpacked once; its sizes are noted, so that files a crash left empty are found out."""
+    """What an archive holds, unpacked once, and again where one of its files was changed or left empty by a crash."""
     folder = cache / "unpacked" / f"{digests([path], cache)[0][:32]}-{path.name[:100]}"
     content = folder / "content"
-    noted = read_json(folder / "sizes.json")
-    if noted is not None and noted == _sizes(content):
-        return content
+    noted = read_json(folder / "digests.json")
+    if noted is not None:
+        names = _walk(content)
+        if noted == dict(zip(names, digests([content / name for name in names], cache), strict=True)):
+            return content
     if folder.exists():
         remove_folder(folder)
     with new_folder(folder) as aside:
         (aside / "content").mkdir()
         unpack(path, aside / "content")
-        write_json(aside / "sizes.json", _sizes(aside / "content"))
+        names = _walk(aside / "content")
+        write_json(aside / "digests.json", {name: sha256(aside / "content" / name) for name in names})
     return content
-
-
-def _sizes(folder: Path) -> dict[str, int]:
-    return {name: (folder / name).stat().st_size for name in _walk(folder)}
 
 
 def _walk(root: Path, without: frozenset[str] = frozenset()) -> list[str]:

@@ -2,6 +2,7 @@ import gzip
 import multiprocessing
 import os
 import pwd
+import re
 import shutil
 import sys
 import tarfile
@@ -169,6 +170,32 @@ def test_a_changed_tokenizer_is_made_again(tmp_path: Path, cache: Path) -> None:
         assert content != kept.read_bytes()
         kept.write_bytes(content)
         assert open_corpus(path, tokenizer="words", cache=cache).tokenizer == right
+
+
+def test_a_folder_that_cannot_be_read_is_named(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Listing or entering it fails; root may do both, so for root the system calls fail in its place."""
+    closed = str(folder / "a")
+    listed, stat = os.scandir, os.stat
+
+    def scandir(path: str) -> object:
+        if path == closed:
+            raise PermissionError(13, "Permission denied", path)
+        return listed(path)
+
+    def entered(path: object, **how: object) -> object:
+        if os.path.dirname(os.fspath(path)) == closed:  # type: ignore[call-overload]  # noqa: PTH120
+            raise PermissionError(13, "Permission denied", path)
+        return stat(path, **how)  # type: ignore[call-overload, arg-type]
+
+    for mode, name, refusing in ((0o000, "scandir", scandir), (0o400, "stat", entered)):
+        os.chmod(closed, mode)  # noqa: PTH101
+        with monkeypatch.context() as patch:
+            if os.geteuid() == 0:
+                patch.setattr(os, name, refusing)
+            with pytest.raises(DataError, match=re.escape(closed)):
+                open_corpus(folder, cache=cache)
+        os.chmod(closed, 0o700)  # noqa: PTH101
+    assert len(open_corpus(folder, cache=cache).starts) == 3
 
 
 def test_symbols_come_from_the_training_split(tmp_path: Path, cache: Path) -> None:

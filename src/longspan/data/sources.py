@@ -115,11 +115,18 @@ def _unpacked(path: Path, cache: Path) -> Path:
 
 def _walk(root: Path, without: frozenset[str] = frozenset()) -> list[str]:
     """The files below a folder, hidden ones left out, by their names from it, sorted."""
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"{error.filename} cannot be read: {error.strerror}; allow it, or take it out of {root}")
+
     found = []
-    for folder, inner, files in os.walk(root):
-        inner[:] = [name for name in inner if name not in without and not name.startswith(".")]
-        paths = (Path(folder, name) for name in files if not name.startswith("."))
-        found += [path.relative_to(root).as_posix() for path in paths if path.is_file()]
+    try:
+        for folder, inner, files in os.walk(root, onerror=refuse):
+            inner[:] = [name for name in inner if name not in without and not name.startswith(".")]
+            paths = (Path(folder, name) for name in files if not name.startswith("."))
+            found += [path.relative_to(root).as_posix() for path in paths if path.is_file()]
+    except OSError as error:  # a folder that can be listed but not entered
+        refuse(error)
     return sorted(found)
 
 

@@ -11,7 +11,7 @@ import torch
 from longspan.analysis import published
 from longspan.analysis.page import Section, page, table
 from longspan.analysis.published import Published
-from longspan.analysis.report import Effort, build_report
+from longspan.analysis.report import Effort, _open, build_report
 from longspan.analysis.runs import read_run
 from longspan.checkpoints.model_folder import load_model
 from longspan.contract import LanguageModel
@@ -55,6 +55,15 @@ def test_nothing_is_fetched(make_run: Callable[..., Path]) -> None:
     assert all(link.startswith(("data:", "#")) for link in links)
     assert "<script" not in html
     assert "@import" not in html
+
+
+def test_a_run_is_measured_on_the_test_text_of_its_recipe(make_run: Callable[..., Path], corpus: Path) -> None:
+    folder, test = make_run("xl", memory=20), corpus.with_name("held.txt")
+    test.write_bytes(b"what no run has read\n" * 30)
+    before = (folder / "recipe.toml").read_text()
+    (folder / "recipe.toml").write_text(before.replace("[data]\n", f'[data]\ntest = "{test}"\n'))
+    (subject,), troubles = _open([read_run(folder)], torch.device("cpu"), torch.float32)
+    assert (subject.held_out.ids.tobytes(), troubles) == (test.read_bytes(), [])
 
 
 def test_a_run_whose_text_is_gone_still_has_its_curves(make_run: Callable[..., Path], corpus: Path) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from longspan.comparison.budget import parse_budget
+from longspan.comparison.member import Terms, read_recipe
 from longspan.training import run
 from longspan.training.loop import Trainer
 
@@ -56,6 +58,12 @@ def by_name(told: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def untouched(folder: str) -> dict[str, int]:
     """When each file below was written."""
     return {str(path): path.stat().st_mtime_ns for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def test_all_are_scored_on_the_same_text_whatever_their_recipes_say(cli: Cli, novel: Path) -> None:
+    file = recipe("r.toml", "lstm", data=f'valid = "{novel}"\ntest = "{novel}"')
+    terms = Terms(str(novel), parse_budget(""), torch.device("cpu"), torch.float32)
+    assert read_recipe(Path(file), terms).data.paths == {"corpus": str(novel)}
 
 
 def test_figures_are_those_of_eval_recl_and_the_runs(cli: Cli, novel: Path, no_report: None) -> None:

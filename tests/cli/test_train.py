@@ -190,6 +190,74 @@ def test_early_stopping_is_told_and_more_patience_goes_on(cli: Cli, novel: Path)
     assert longer.out == "finished after step 60: run\n"
 
 
+@pytest.fixture
+def flat(tmp_path: Path) -> Path:
+    """A folder with a file for each split; what each holds tells it apart, and test comes first in order."""
+    (tmp_path / "flat").mkdir()
+    for name, byte in (("train.txt", b"a"), ("valid.txt", b"b"), ("test.txt", b"c")):
+        (tmp_path / "flat" / name).write_bytes(byte * 400)
+    return tmp_path / "flat"
+
+
+def test_files_named_for_splits_are_told_and_kept_apart(cli: Cli, flat: Path) -> None:
+    run = ["train", "--recipe", "tiny", "--data", flat, *sets(*SMALL, "training.steps=3")]
+    told = cli(*run, "--out", "run")
+    assert told.code == 0, told.err
+    assert told.err.splitlines()[:3] == ["train: train.txt", "valid: valid.txt", "test: test.txt"]
+    assert cli(*run, "--dry-run").err.splitlines()[0] == "longspan: train: train.txt"
+    scored = cli("eval", "run", "--data", flat, "--split", "test", "--json")
+    assert (scored.json["split"], scored.json["files"]) == ("test", ["test.txt"])
+    assert scored.err == "longspan: test: test.txt\n"
+    alone = cli("eval", "run", "--data", flat / "train.txt", "--json").json["nats"]
+    assert cli("eval", "run", "--data", flat, "--split", "train", "--json").json["nats"] == alone
+    (flat / "train.txt").rename(flat / "a.txt")
+    (flat / "a.txt").write_bytes(b"d" * 400)
+    cli("train", "--out", "run", "--resume", "auto", *sets("training.steps=5")).refused("not the text", "flat")
+
+
+def test_files_of_the_recipe_are_its_splits_wherever_it_is_scored(cli: Cli, flat: Path) -> None:
+    """A train.txt that is the whole corpus has a test split of its own, which this run is trained on."""
+    given = sets(*SMALL, "training.steps=6", "data.valid=flat/valid.txt", "data.test=flat/test.txt")
+    told = cli(
+        "train",
+        "--recipe",
+        "tiny",
+        "--data",
+        "flat/train.txt",
+        "--out",
+        "run",
+        *sets(*SMALL, "training.steps=6"),
+        *given,
+    )
+    assert told.code == 0, told.err
+    assert told.err.splitlines()[0] == "train: train.txt"
+    assert json.loads(Path("run/run.json").read_text())["data"]["tokens"] == 400
+    assert f'test = "{flat / "test.txt"}"' in Path("run/recipe.toml").read_text()
+    for model in ("run", "run/best", "run/checkpoint-6"):
+        scored = cli("eval", model, "--data", "flat/train.txt", "--split", "test", "--json").json
+        assert (scored["tokens"], scored["files"]) == (400, [str(flat / "test.txt")])
+    assert cli("eval", "run", "--data", "flat/test.txt", "--split", "test", "--json").json["tokens"] == 20
+    assert cli("eval", "run", "--data", "flat/train.txt", "--json").json["tokens"] == 400
+    assert f"--data {flat / 'test.txt'}" in Path("run/best/README.md").read_text()
+    Path("moved").mkdir()
+    flat.rename("moved/flat")
+    moved = sets("data.valid=moved/flat/valid.txt", "data.test=moved/flat/test.txt", "training.steps=7")
+    again = cli("train", "--data", "moved/flat/train.txt", "--out", "run", "--resume", "auto", *moved)
+    assert (again.code, again.out) == (0, "finished after step 7: run\n")
+
+
+def test_files_that_cannot_be_a_split_are_refused(cli: Cli, flat: Path) -> None:
+    small = ["train", "--recipe", "tiny", "--out", "run", *sets(*SMALL)]
+    cli(*small, "--data", flat, *sets("data.valid=nowhere")).refused("nowhere")
+    cli(*small, "--data", flat, *sets("data.valid=")).refused("data.valid")
+    cli(*small, "--data", flat, *sets("data.valid=[1]")).refused("data.valid")
+    cli(*small, "--data", flat, *sets("data.test=flat/valid.txt")).refused("valid.txt", "data.test")
+    cli(*small, "--data", "stdlib", *sets("data.test=flat/test.txt")).refused("stdlib", "data.test")
+    Path("other").mkdir()
+    cli(*small[:3], "--out", "other/run", *sets(*SMALL), "--data", flat, *sets("data.test=other")).refused("other/run")
+    assert not Path("run").exists()
+
+
 def test_rare_words_are_unknown(cli: Cli, novel: Path) -> None:
     text = b"the rain fell and the wind fell and the night\n" * 40 + b"once only, these: zephyr\n" + b"the end\n" * 9
     novel.write_bytes(text + b"the rain fell\n" * 20)

@@ -143,7 +143,7 @@ def test_what_decides_the_trigger_may_not_change_on_the_way(tmp_path: Path, monk
 
 def test_a_run_watches_its_own_trigger(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     text = make_text(150)
-    monkeypatch.setattr(run, "open_corpus", lambda *names: text)
+    monkeypatch.setattr(run, "open_corpus", lambda *_, **__: text)
     watching = run.default_observers(recipe(), tmp_path, text)
     kinds = [type(observer).__name__ for observer in watching]
     assert kinds.index("Validate") < kinds.index("AverageTrigger") < kinds.index("Checkpoints")

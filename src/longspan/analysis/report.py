@@ -100,7 +100,8 @@ def _open(runs: Sequence[Run], device: torch.device, dtype: torch.dtype) -> tupl
             wanted = {key: run.evaluation[key] for key in WEIGHTLESS if key in run.evaluation}
             known: dict[str, Any] = {k: v for k, v in wanted.items() if hasattr(loaded.model.config, k)}
             loaded = load_model(run.path, overrides=known, device=device, dtype=dtype) if known else loaded
-            opened.append(Subjects(run, loaded, open_corpus(run.corpus, "test", loaded.tokenizer)))
+            held_out = open_corpus(run.corpus, "test", loaded.tokenizer, held_out=run.held_out_files)
+            opened.append(Subjects(run, loaded, held_out))
         except LongspanError as error:
             troubles.append(f"{run.name} is not measured: {error}")
     return opened, troubles

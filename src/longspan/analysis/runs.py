@@ -32,6 +32,12 @@ class Run:
         return str(self.recipe.get("data", {}).get("corpus", ""))
 
     @property
+    def held_out_files(self) -> dict[str, str]:
+        """The files or folders that the recipe gives for a split."""
+        data = self.recipe.get("data", {})
+        return {name: str(data[name]) for name in ("valid", "test") if name in data}
+
+    @property
     def evaluation(self) -> dict[str, Any]:
         """How the recipe wants the model scored, less what it leaves open."""
         return {key: value for key, value in self.recipe.get("evaluation", {}).items() if value is not None}

@@ -97,6 +97,7 @@ def evaluate(
     from longspan.evaluation.dynamic import dynamic_losses
     from longspan.evaluation.likelihood import Tally, check_temperature, slides, sliding_losses, stream_losses
     from longspan.models.families import name_of
+    from longspan.training.recipe import held_out_of
 
     where = machine(device, dtype, threads)
     weights, products = where.dtype, None
@@ -122,13 +123,15 @@ def evaluate(
     if slid and lanes != 1:
         why = "--sliding" if sliding else "a model without memory"
         raise ConfigError(f"--lanes are of a stream, and {why} reads a window for every token; use --no-sliding")
-    text = open_corpus(data, split, loaded.tokenizer)
+    text = open_corpus(data, split, loaded.tokenizer, held_out=held_out_of(found.path, data))
     wanted: dict[str, Any] = {"segment": window, "starts": text.starts[1:]}
 
     def tell() -> None:
         tell_of_box(model)
         if split is None and data in CORPORA:
             _tell_of_splits(data)
+        for line in text.tell_files(*([split] if split else [])):
+            say(line)
         if windowed and sliding is None:
             _tell_of_windows(name_of(loaded.model), window, learning=dynamics is not None)
 
@@ -163,7 +166,7 @@ def evaluate(
         facts |= {"dynamic": True, "dynamic_rate": dynamics.rate, "dynamic_decay": dynamics.decay}
         facts |= {f"static_bits_per_{loaded.tokenizer.unit}": static.bits, "static_perplexity": static.perplexity}
     if json:
-        print_json(facts)
+        print_json(facts | ({"split": split, "files": list(text.splits[split])} if split and text.splits else {}))
     else:
         print_rows(facts)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from longspan.cli.options import DeviceName, DtypeName, Set, Threads, machine, print_rows
+from longspan.cli.options import DeviceName, DtypeName, Set, Threads, machine, print_rows, say
 from longspan.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,7 +59,10 @@ def _tell_cost(recipe: "Recipe", device: "torch.device") -> None:
     from longspan.training.dry_run import dry_run
     from longspan.training.run import open_text
 
-    cost = dry_run(recipe, open_text(recipe, "train"), device)
+    text = open_text(recipe, "train")
+    cost = dry_run(recipe, text, device)
+    for line in text.tell_files("train", "valid", "test", "unused"):
+        say(line)
     minutes, seconds = divmod(round(cost.seconds), 60)
     fewest, most = cost.tokens_per_step
     print_rows(

@@ -47,9 +47,10 @@ class Opened:
 
 
 def read_recipe(file: Path, terms: Terms) -> Recipe:
-    """The recipe with the group's text, seed and limit in place of its own."""
+    """The recipe with the group's text, seed and limit in place of its own: all are scored on the same text."""
     limit = [f"training.{name}={value}" for name, value in terms.budget.limit.items()]
     chosen = run.resolve(file, [*terms.overrides, *limit], data=terms.data, seed=terms.seed)
+    chosen = dataclasses.replace(chosen, data=dataclasses.replace(chosen.data, valid=None, test=None))
     if limit:
         others: dict[str, Any] = {"steps": None, "tokens": None, "seconds": None} | terms.budget.limit
         chosen = dataclasses.replace(chosen, training=dataclasses.replace(chosen.training, **others))

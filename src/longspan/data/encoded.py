@@ -3,8 +3,8 @@
 import dataclasses
 import hashlib
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from longspan.data.cache import (
 from longspan.data.encoding import encode_pieces
 from longspan.data.readings import Reading, find_reading
 from longspan.data.sources import Source, find_source
-from longspan.data.splits import Piece, split_pieces
+from longspan.data.splits import ByName, Piece, describe_splits, split_pieces
 from longspan.errors import CheckpointError, DataError
 from longspan.tokens import Ids, Tokenizer, tokenizer_from_dict
 from longspan.tokens.text import read_blocks
@@ -38,7 +38,8 @@ class Encoded:
     """A text as ids.
 
     `starts` holds the offsets of the documents' first tokens, sorted, the first 0. `fingerprint` is the same wherever
-    the same ids, documents and tokenizer are; `bytes` counts the text they were made from.
+    the same ids, documents and tokenizer are; `bytes` counts the text they were made from. `splits` names the files of
+    each split, and those in none as `unused`; it is empty for known corpora and for a single file.
     """
 
     name: str
@@ -48,9 +49,14 @@ class Encoded:
     tokenizer: Tokenizer
     fingerprint: str
     bytes: int
+    splits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def tell_files(self, *splits: str) -> list[str]:
+        """A line for each of these splits with its files, where there is something to tell."""
+        return [f"{split}: {_listed(self.splits[split])}" for split in splits if self.splits.get(split)]
 
 
 def open_corpus(
@@ -59,15 +65,20 @@ def open_corpus(
     tokenizer: Tokenizer | Reading | str | None = None,
     cache: Path | None = None,
     workers: int | None = None,
+    held_out: Mapping[str, str | Path] | None = None,
 ) -> Encoded:
     """A known corpus, a file, an archive or a folder as ids; the whole of it, or its train, valid or test split.
+
+    Of a folder, files and top-level folders called train, test, and valid, val, dev or validation are that split.
+    `held_out` gives files or folders for valid or test, to take in their place; they are no part of the whole.
 
     `tokenizer` is one that exists, or a reading to make one by ("bytes", "characters", "words", ...): the corpus's own
     unless told, and bytes for files and folders. A reading takes its symbols from the training split; one that is
     asked for takes them from the whole text where that is read whole.
     """
     root = cache_folder(cache)
-    source = find_source(name_or_path, root)
+    given = {name: str(path) for name, path in (held_out or {}).items() if split is not None}
+    source = find_source(name_or_path, root, given)
     paths = [document.path for document in source.documents]
     before = [signature(path) for path in paths]
     contents = digests(paths, root)
@@ -81,10 +92,9 @@ def open_corpus(
         made = _tokenizer(source, reading, counted, contents, root)
     else:
         spec, made = reading.fingerprint, reading
-    place_of = {path: k for k, path in enumerate(paths)}
-    stretches = [(place_of[piece.path], piece.start, piece.stop) for piece in pieces]
+    stretches = _stretches(source, pieces)
     names = [document.name for document in source.documents]
-    family = key(str(source.root), source.name, split, spec)
+    family = key(str(source.root), source.name, split, spec, *given.items())
     place = root / "encoded" / f"{family}-{key(_FORMAT, names, contents, stretches, made.fingerprint)}"
     size = sum(piece.size for piece in pieces)
     found = _load(place, source.name, split, made, size)
@@ -101,7 +111,22 @@ def open_corpus(
         found = _load(place, source.name, split, made, size)
     if not len(found):
         raise DataError(f"{source.name} holds no tokens in this reading; give it more text")
-    return found
+    if not isinstance(source.split, ByName):
+        return found
+    several = len(source.documents) > 1
+    splits = describe_splits(source.documents, source.split, reading.unit) if several else {}
+    return dataclasses.replace(found, splits=splits)
+
+
+def _listed(names: Sequence[str], most: int = 5) -> str:
+    shown = [name if name.isprintable() else repr(name) for name in names[:most]]
+    return ", ".join(shown) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
+def _stretches(source: Source, pieces: Sequence[Piece]) -> list[tuple[int, int, int]]:
+    """Pieces as plain values: the place of the document among those of its corpus, and where the piece lies in it."""
+    place_of = {document.path: k for k, document in enumerate(source.documents)}
+    return [(place_of[piece.path], piece.start, piece.stop) for piece in pieces]
 
 
 def _tokenizer(
@@ -110,7 +135,9 @@ def _tokenizer(
     """The tokenizer a reading makes of some splits of a corpus, remembered because making it reads the text."""
     if reading.kind == "bytes":
         return reading.tokenizer([])
-    place = root / "tokenizers" / f"{key(dataclasses.asdict(reading), repr(source.split), contents, counted)}.json"
+    parts = [split_pieces(source.name, source.documents, source.split, part, reading.unit) for part in counted]
+    pieces = [piece for part in parts for piece in part]
+    place = root / "tokenizers" / f"{key(dataclasses.asdict(reading), contents, _stretches(source, pieces))}.json"
     kept = read_json(place)
     try:
         found = tokenizer_from_dict(kept["tokenizer"])
@@ -118,8 +145,7 @@ def _tokenizer(
             raise CheckpointError(f"{place} was changed")
         return found
     except (CheckpointError, LookupError, TypeError):
-        parts = [split_pieces(source.name, source.documents, source.split, part, reading.unit) for part in counted]
-        made = reading.tokenizer([piece for part in parts for piece in part])
+        made = reading.tokenizer(pieces)
         write_json(place, {"fingerprint": made.fingerprint, "tokenizer": made.to_dict()})
         return made
 

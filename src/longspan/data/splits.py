@@ -1,5 +1,6 @@
 """Documents, and how they divide into train, valid and test."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,16 +9,19 @@ from longspan.errors import DataError, UnknownNameError
 from longspan.tokens import Unit
 
 SPLITS = ("train", "valid", "test")
+HELD_OUT = SPLITS[1:]
+_NAMES = {"train": "train", "test": "test", **dict.fromkeys(("valid", "val", "dev", "validation"), "valid")}
 _WHITESPACE = b" \t\n\r\x0b\x0c"
 
 
 @dataclass(frozen=True)
 class Document:
-    """A file that is one document, and the name it is known by wherever its corpus lies."""
+    """A file that is one document, the name it is known by wherever its corpus lies, and the split it is named for."""
 
     name: str
     path: Path
     size: int
+    split: str | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,38 @@ class ByCount:
         return [whole(document) for k, document in enumerate(documents) if k in places]
 
 
-SplitRule = ByShare | ByTail | ByFile | ByDocument | ByCount
+@dataclass(frozen=True)
+class ByName:
+    """The documents of a user, each in the split it is named for.
+
+    Those that are named for none are train, unless some are named train: then they are in no split. Where only valid
+    is missing it is the last `valid_percent` of train's bytes. Where valid and test are both missing, train is split as
+    documents without names are: by document, or by bytes where there are fewer than three.
+    """
+
+    valid_percent: int = 5
+
+    def pieces(self, documents: Sequence[Document], split: str, unit: Unit) -> list[Piece]:
+        named: defaultdict[str | None, list[Document]] = defaultdict(list)
+        for document in documents:
+            named[document.split].append(document)
+        train = named["train"] or named[None]
+        if not named["valid"] and not named["test"]:
+            return (ByShare() if len(train) < 3 else ByDocument()).pieces(train, split, unit)
+        if split == "test" or named["valid"]:
+            return [whole(document) for document in (train if split == "train" else named[split])]
+        return _end_as_valid(train, self.valid_percent, unit)[split]
+
+
+SplitRule = ByShare | ByTail | ByFile | ByDocument | ByCount | ByName
+
+
+def named_split(name: str) -> str | None:
+    """The split a file or folder is named for, by what comes before its first dot: val for VAL.txt.gz, test for test/.
+
+    None for any other name.
+    """
+    return _NAMES.get(name.partition(".")[0].lower())
 
 
 def split_pieces(
@@ -126,9 +161,28 @@ def split_pieces(
     if split is None and not any(piece.size for piece in pieces):
         raise DataError(f"{name} is empty; a text needs at least one byte")
     if not any(piece.size for piece in pieces):
+        way = "give it more text, or take it whole"
+        if any(document.split for document in documents):
+            way = f"name a file {split}.txt or a folder {split} in it, or set data.{split}"
+            way = "all of it is held out; add text to train on" if split == "train" else way
         held = f"{len(documents)} document{'s' * (len(documents) > 1)}, {sum(d.size for d in documents):,} bytes"
-        raise DataError(f"the {split} split of {name} is empty ({held}); give it more text, or take it whole")
+        raise DataError(f"the {split} split of {name} is empty ({held}); {way}")
     return [piece for piece in pieces if piece.size]
+
+
+def describe_splits(documents: Sequence[Document], rule: SplitRule, unit: Unit) -> dict[str, tuple[str, ...]]:
+    """The documents of each split by name, with the bytes it has of those that are cut; `unused` are in no split."""
+    pieces = {split: [piece for piece in rule.pieces(documents, split, unit) if piece.size] for split in SPLITS}
+    known = {document.path: document for document in documents}
+
+    def name(piece: Piece) -> str:
+        document = known[piece.path]
+        cut = piece.size < document.size
+        return document.name + (f" (bytes {piece.start:,} to {piece.stop:,})" if cut else "")
+
+    found = {split: tuple(map(name, parts)) for split, parts in pieces.items()}
+    used = {piece.path for parts in pieces.values() for piece in parts}
+    return found | {"unused": tuple(d.name for d in documents if d.size and d.path not in used)}
 
 
 def whole(document: Document) -> Piece:
@@ -139,6 +193,19 @@ def _spread(count: int, among: int) -> list[int]:
     """The middles of `count` equal stretches of `among` places; every place where there are not more of them."""
     count = min(count, among)
     return [(2 * k + 1) * among // (2 * count) for k in range(count)]
+
+
+def _end_as_valid(documents: Sequence[Document], percent: int, unit: Unit) -> dict[str, list[Piece]]:
+    """Documents end to end, their last bytes valid and the ones before them train."""
+    total = sum(document.size for document in documents)
+    left = total - total * percent // 100
+    found: dict[str, list[Piece]] = {"train": [], "valid": []}
+    for document in documents:
+        at = document.size if document.size <= left else _border(document, left, unit)
+        left = max(0, left - document.size)
+        found["train"].append(Piece(document.path, 0, at))
+        found["valid"].append(Piece(document.path, at, document.size))
+    return found
 
 
 def _cut(document: Document, first: int, second: int, split: str, unit: Unit) -> list[Piece]:

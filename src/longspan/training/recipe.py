@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from longspan import config
+from longspan.data import CORPORA
 from longspan.errors import ConfigError, UnknownNameError
 from longspan.layers.model_config import WEIGHTLESS, require
 from longspan.models.families import family
@@ -21,9 +22,12 @@ Steps = tuple[tuple[int, int], ...]
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """What is read and how: `tokens` names a reading, the corpus's own unless given, and words that come fewer than
-    `minimum` times in the training text are <unk>; `documents` are forgotten at their ends."""
+    `minimum` times in the training text are <unk>; `documents` are forgotten at their ends. `valid` and `test` are
+    files or folders to take for these splits, and are not trained on where they lie in the corpus."""
 
     corpus: str = "stdlib"
+    valid: str | None = None
+    test: str | None = None
     tokens: str | None = None
     minimum: int | None = None
     documents: bool = True
@@ -34,6 +38,18 @@ class DataConfig:
             self.minimum is None or self.tokens == "words",
             f"data.minimum={self.minimum} counts words; set data.tokens to words too",
         )
+        for name, path in self.held_out.items():
+            require(path != "", f"data.{name} is empty; give a file or a folder, or leave it out")
+
+    @property
+    def held_out(self) -> dict[str, str]:
+        """The files or folders that are given for a split."""
+        return {name: path for name in ("valid", "test") if (path := getattr(self, name)) is not None}
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """Keys that name files or folders of the user, not a known corpus."""
+        return ({} if self.corpus in CORPORA else {"corpus": self.corpus}) | self.held_out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,6 +277,20 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
         if line is None:
             raise
         raise ConfigError(f"{path.name}, line {line}: {error}") from None
+
+
+def held_out_of(model: Path, corpus: str) -> dict[str, str]:
+    """What the recipe of a run gives for valid and test, where `model` is of that run and `corpus` what it reads.
+
+    Without it, a split of that corpus would hold text that the run was trained on.
+    """
+    for folder in (model, model.parent):
+        try:
+            data = config.build(DataConfig, config.read_toml(folder / "recipe.toml").get("data", {}), "data")
+        except (ConfigError, AttributeError):  # no recipe, or none that can be read
+            continue
+        return data.held_out if Path(data.corpus).resolve() == Path(corpus).resolve() else {}
+    return {}
 
 
 def build_recipe(values: Mapping[str, Any], name: str = "recipe") -> Recipe:

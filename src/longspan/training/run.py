@@ -17,7 +17,7 @@ import torch
 from longspan import config
 from longspan.checkpoints import store
 from longspan.checkpoints.manifest import MANIFEST, Verified
-from longspan.data import CORPORA, Encoded, Lanes, open_corpus
+from longspan.data import Encoded, Lanes, open_corpus
 from longspan.data.readings import find_reading
 from longspan.errors import CheckpointError, ConfigError, DataError
 from longspan.models.families import create
@@ -33,14 +33,14 @@ from longspan.training.observers.metrics import Metrics
 from longspan.training.observers.progress import Progress
 from longspan.training.observers.tensorboard import TensorBoard
 from longspan.training.observers.validation import Validate
-from longspan.training.recipe import Recipe, load_recipe
+from longspan.training.recipe import DataConfig, Recipe, load_recipe
 from longspan.training.rehearsal import rehearse
 from longspan.training.schedules import value_at
 
 RECIPE, ENVIRONMENT = snapshot.RECIPE, "run.json"
 # What a resume may change: it moves an end or what is watched, not what a step computes.
 FREE = {
-    "data.corpus",
+    *(f"data.{key}" for key in ("corpus", "valid", "test")),
     # Another vocabulary comes from another text, and that is told by the text's fingerprint.
     "model.vocabulary",
     *(f"training.{key}" for key in ("steps", "tokens", "seconds", "compile", "record", "checkpoint_activations")),
@@ -100,19 +100,21 @@ def resolve(
         chosen = dataclasses.replace(chosen, data=dataclasses.replace(chosen.data, corpus=data))
     if seed is not None:
         chosen = dataclasses.replace(chosen, training=dataclasses.replace(chosen.training, seed=seed))
-    corpus = chosen.data.corpus
-    if corpus not in CORPORA and Path(corpus).exists():
-        # The run may be taken up from another folder.
-        corpus = str(Path(corpus).resolve())
-    config.require_unicode(corpus, "--data")
-    return dataclasses.replace(chosen, data=dataclasses.replace(chosen.data, corpus=corpus))
+    # The run may be taken up from another folder.
+    paths: dict[str, Any] = {
+        key: str(Path(path).resolve()) for key, path in chosen.data.paths.items() if Path(path).exists()
+    }
+    chosen = dataclasses.replace(chosen, data=dataclasses.replace(chosen.data, **paths))
+    config.require_unicode(chosen.data.corpus, "--data")
+    return chosen
 
 
 def open_text(recipe: Recipe, split: str) -> Encoded:
     data = recipe.data
     if data.tokens is None or data.minimum is None:
-        return open_corpus(data.corpus, split, data.tokens)
-    return open_corpus(data.corpus, split, dataclasses.replace(find_reading(data.tokens), minimum=data.minimum))
+        return open_corpus(data.corpus, split, data.tokens, held_out=data.held_out)
+    reading = dataclasses.replace(find_reading(data.tokens), minimum=data.minimum)
+    return open_corpus(data.corpus, split, reading, held_out=data.held_out)
 
 
 def make_trainer(
@@ -139,7 +141,7 @@ def train(
     device = torch.device(device)
     out = Path(out)
     check_folder(out, resume)
-    check_apart(out, recipe.data.corpus)
+    check_apart(out, recipe.data)
     with ExitStack() as held:
         if out.is_dir():
             held.enter_context(claimed(out))
@@ -194,9 +196,9 @@ def claimed(out: Path) -> Iterator[None]:
 def default_observers(recipe: Recipe, out: Path, text: Encoded) -> list[Observer]:
     """In the order they are called: what a checkpoint must hold or follow comes before it."""
     training = recipe.training
-    observers: list[Observer] = [Metrics(out), TensorBoard(out), Progress()]
+    observers: list[Observer] = [Metrics(out), TensorBoard(out), Progress(text)]
     if training.validate_every:
-        held_out = open_corpus(recipe.data.corpus, "valid", text.tokenizer)
+        held_out = open_corpus(recipe.data.corpus, "valid", text.tokenizer, held_out=recipe.data.held_out)
         if len(held_out) < 2:
             raise DataError(f"the valid split of {held_out.name} has {len(held_out)} tokens; give it more text")
         observers.append(Validate(held_out, training.validate_every, training.validate_tokens))
@@ -219,11 +221,12 @@ def check_folder(out: Path, resume: str | None) -> None:
         raise ConfigError(f"--out {out} holds a run; add --resume auto to go on with it, or choose another folder")
 
 
-def check_apart(out: Path, corpus: str) -> None:
-    """A run inside the folder it reads would be part of its text, which then changes with every step."""
-    folder = Path(corpus).resolve()
-    if corpus not in CORPORA and folder.is_dir() and folder in (out.resolve(), *out.resolve().parents):
-        raise ConfigError(f"--out {out} lies inside the data, {corpus}; choose a folder outside of it")
+def check_apart(out: Path, data: DataConfig) -> None:
+    """A run inside a folder it reads would be part of its text, which then changes with every step."""
+    for given in data.paths.values():
+        folder = Path(given).resolve()
+        if folder.is_dir() and folder in (out.resolve(), *out.resolve().parents):
+            raise ConfigError(f"--out {out} lies inside the data, {given}; choose a folder outside of it")
 
 
 def find_start(out: Path, resume: str | None) -> Verified | None:

@@ -38,7 +38,8 @@ def notes(trainer: Trainer) -> list[str]:
     """Where the model comes from, and how the recipe would have it scored."""
     recipe = trainer.recipe
     chosen = recipe.evaluation
-    flags = ["--data", shlex.quote(recipe.data.corpus), "--split test"]
+    test = recipe.data.test
+    flags = ["--data", shlex.quote(test or recipe.data.corpus), *([] if test else ["--split test"])]
     flags += [
         f"--{name} {value}"
         for name in ("segment", "memory", "clamp", "copy")

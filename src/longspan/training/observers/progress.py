@@ -4,6 +4,7 @@ import sys
 import time
 from typing import Any
 
+from longspan.data import Encoded
 from longspan.training.ledger import Row
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer, Validation
@@ -12,9 +13,10 @@ PLAIN_SECONDS = 10.0
 
 
 class Progress(Observer):
-    """Step, bits, tokens per second and time left, on standard error."""
+    """Step, bits, tokens per second and time left, on standard error; first of all, the files of each split."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: Encoded) -> None:
+        self.text = text
         self.bar: Any = None
         self.task: Any = None
         self.told = 0.0
@@ -22,6 +24,8 @@ class Progress(Observer):
 
     def begin(self, trainer: Trainer) -> None:
         self.first = (trainer.seconds, trainer.progress)
+        for line in self.text.tell_files("train", "valid", "test", "unused"):
+            self._say(line)
         self.told = time.monotonic()
         if sys.stderr.isatty():
             self._open_bar(trainer)

@@ -18,7 +18,7 @@ def generate(
     model: ModelOrBox = None,
     source: Annotated[str, typer.Argument(metavar="[-]", help="- reads the prompt from standard input.")] = "",
     prompt: Annotated[str | None, typer.Option("-p", "--prompt", help="The text to go on from.")] = None,
-    prompt_file: Annotated[Path | None, typer.Option("--prompt-file", help="A file with the text.")] = None,
+    prompt_file: Annotated[Path | None, typer.Option("--prompt-file", help="A file with it, at most 16 MiB.")] = None,
     count: Annotated[int, typer.Option("-n", "--tokens", help="How many tokens to write.")] = 200,
     temp: Annotated[float, typer.Option("--temp", help="Temperature; 0 takes the likeliest token.")] = 1.0,
     top_k: Annotated[int, typer.Option("--top-k", help="Only the k likeliest tokens; 0 is off.")] = 0,

@@ -258,6 +258,16 @@ def test_files_that_cannot_be_a_split_are_refused(cli: Cli, flat: Path) -> None:
     assert not Path("run").exists()
 
 
+def test_json_lines_are_warned_of_once(cli: Cli, novel: Path) -> None:
+    lines = "".join(json.dumps({"text": line}) + "\n" for line in novel.read_text().splitlines())
+    Path("novel.jsonl").write_text(lines)
+    told = cli("train", "--recipe", "tiny", "--data", "novel.jsonl", "--out", "run", *sets(*SMALL, "training.steps=6"))
+    assert told.code == 0, told.err
+    assert [line.startswith("longspan: warning: ") for line in told.err.splitlines()].count(True) == 1
+    assert "novel.jsonl" in told.err.splitlines()[0]
+    assert "novel.jsonl" in cli("eval", "run", "--data", "novel.jsonl", "--split", "test").err
+
+
 def test_rare_words_are_unknown(cli: Cli, novel: Path) -> None:
     text = b"the rain fell and the wind fell and the night\n" * 40 + b"once only, these: zephyr\n" + b"the end\n" * 9
     novel.write_bytes(text + b"the rain fell\n" * 20)

@@ -23,6 +23,7 @@ from longspan.data.cache import (
     write_json,
 )
 from longspan.data.encoding import encode_pieces
+from longspan.data.json_lines import warn_of_json_lines
 from longspan.data.readings import Reading, find_reading
 from longspan.data.sources import Source, find_source
 from longspan.data.splits import ByName, Piece, describe_splits, split_pieces
@@ -113,6 +114,7 @@ def open_corpus(
         raise DataError(f"{source.name} holds no tokens in this reading; give it more text")
     if not isinstance(source.split, ByName):
         return found
+    warn_of_json_lines(source.documents)
     several = len(source.documents) > 1
     splits = describe_splits(source.documents, source.split, reading.unit) if several else {}
     return dataclasses.replace(found, splits=splits)

@@ -16,6 +16,7 @@ from longspan.box import is_filled
 from longspan.cli.options import DeviceName, DtypeName, Threads, machine
 from longspan.cli.report import report
 from longspan.errors import ConfigError
+from longspan.terminal import unguarded
 
 if TYPE_CHECKING:
     import torch
@@ -160,7 +161,7 @@ def _print_table(rows: list[Row]) -> None:
         parameters = "" if row.parameters is None else f"{row.parameters:,}"
         speed = "" if row.speed is None else f"{row.speed:,.0f}"
         table.add_row(row.name, parameters, f"{row.bits:.3f}", speed)
-    Console(width=100).print(table)
+    Console(file=unguarded(sys.stdout), width=100).print(table)
 
 
 def _write(run_folder: Path, device: "torch.device") -> None:

@@ -4,12 +4,13 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
 from longspan.cli.options import DeviceName, DtypeName, ModelOrBox, Threads, machine, tell_of_box
 from longspan.errors import ConfigError, DataError
+from longspan.terminal import unguarded
 
 PROMPT_BYTES = 16 << 20  # several times the longest novel
 
@@ -33,6 +34,9 @@ def generate(
         Path | None, typer.Option("--save-state", help="Where to leave the state at the end.")
     ] = None,
     load_state: Annotated[Path | None, typer.Option("--load-state", help="A saved state to go on from.")] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Write control characters to a terminal unchanged, not as \\x1b.")
+    ] = False,
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
     threads: Threads = 0,
@@ -50,6 +54,7 @@ def generate(
     if str(model) == "-" and not source:
         model, source = None, "-"
     sampling = Sampling(temp, top_k, top_p, min_p)
+    out = unguarded(sys.stdout) if raw else sys.stdout
     if model is not None and not (source or prompt or prompt_file):
         _check_is_no_prompt(model)
     text = _prompt(source, prompt, prompt_file)
@@ -58,19 +63,19 @@ def generate(
     session = loaded.session(text, seed=seed, state=load_state)
     tell_of_box(model)
     try:
-        _put(loaded.spelled(session, text))
+        _put(loaded.spelled(session, text), out)
         for piece in loaded.stream(session, count, sampling, last=save_state is None):
-            _put(piece)
+            _put(piece, out)
     finally:
         # Whatever ends it, an interrupt or a reader that went away, what was read and written is kept.
         if save_state is not None:
             loaded.save_session(session, save_state)
-    _put("\n")
+    _put("\n", out)
 
 
-def _put(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+def _put(text: str, out: TextIO) -> None:
+    out.write(text)
+    out.flush()
 
 
 def _check_is_no_prompt(model: Path) -> None:

@@ -28,6 +28,7 @@ from longspan.cli import (
     train,
 )
 from longspan.errors import LongspanError
+from longspan.terminal import guarded_streams, visible
 
 app = typer.Typer(
     name="longspan",
@@ -76,9 +77,14 @@ app.add_typer(bench.app, name="bench")
 def run(args: Sequence[str] | None = None) -> int:
     """The exit code of one command line: 0, 2 for what the caller can mend, 130 where it was interrupted."""
     _open_streams()
+    with guarded_streams():
+        return _run(list(sys.argv[1:] if args is None else args))
+
+
+def _run(args: list[str]) -> int:
     try:
         with _warnings_in_a_line():
-            code = _invoke(list(sys.argv[1:] if args is None else args))
+            code = _invoke(args)
         sys.stdout.flush()
         return code
     except LongspanError as error:
@@ -156,7 +162,8 @@ def _warnings_in_a_line() -> Iterator[None]:
 
 def _tell(sentence: str, code: int = 2) -> int:
     line = " ".join(sentence.splitlines())  # a name may hold a line break
-    print(f"longspan: {line}", file=sys.stderr)
+    # Escaped here too: while rich draws a bar it takes over standard error.
+    print(f"longspan: {visible(line) if sys.stderr.isatty() else line}", file=sys.stderr)
     return code
 
 

@@ -4,6 +4,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from longspan.terminal import unguarded
+
 Watch = Callable[[int, int | None], None]
 
 
@@ -17,6 +19,6 @@ def progress(what: str, *, quiet: bool = False, in_bytes: bool = False) -> Itera
     from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColumn, TimeRemainingColumn
 
     columns = (BarColumn(), DownloadColumn() if in_bytes else TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(what, *columns, console=Console(stderr=True)) as bar:
+    with Progress(what, *columns, console=Console(file=unguarded(sys.stderr))) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

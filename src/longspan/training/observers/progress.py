@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 from longspan.data import Encoded
+from longspan.terminal import unguarded
 from longspan.training.ledger import Row
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer, Validation
@@ -38,7 +39,7 @@ class Progress(Observer):
         except ImportError:
             return
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
-        self.bar = Bar(*columns, console=Console(stderr=True), transient=True)
+        self.bar = Bar(*columns, console=Console(file=unguarded(sys.stderr)), transient=True)
         self.bar.start()
         self.task = self.bar.add_task(f"step {trainer.step}", total=1.0, completed=trainer.progress)
 

@@ -3,14 +3,17 @@
 import fcntl
 import json
 import os
+import secrets
 from pathlib import Path
 
 import pytest
 
+from longspan.checkpoints import store
 from longspan.checkpoints.manifest import MANIFEST
 from longspan.checkpoints.store import (
     CheckpointWarning,
     locate,
+    new_file,
     newest_good,
     numbered,
     read_folder,
@@ -181,3 +184,19 @@ def test_places_that_cannot_be(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError):
             read_folder(path)
     assert names(tmp_path) == ["file"]
+
+
+def test_a_new_file_takes_the_place_of_a_link_and_never_writes_through_one(tmp_path: Path, monkeypatch) -> None:
+    """A link planted at the temporary name after the folder was swept ends in an error."""
+    victim, path = tmp_path / "victim", tmp_path / "x"
+    victim.write_bytes(b"kept")
+    path.symlink_to(victim)
+    with new_file(path) as file:
+        file.write(b"new")
+    assert (path.read_bytes(), path.is_symlink()) == (b"new", False)
+    monkeypatch.setattr(secrets, "token_hex", lambda _: "00000000")
+    monkeypatch.setattr(store, "sweep", lambda *_: None)
+    (tmp_path / ".x.new-00000000.longspan").symlink_to(victim)
+    with pytest.raises(FileExistsError), new_file(path) as file:
+        file.write(b"newer")
+    assert (victim.read_bytes(), path.read_bytes()) == (b"kept", b"new")

@@ -3,6 +3,7 @@
 import errno
 import math
 import os
+import secrets
 from pathlib import Path
 
 import numpy as np
@@ -225,7 +226,8 @@ def test_the_cheap_way_stays(cli: Cli, model: Path, text: Path) -> None:
 
 def test_losses_replace_no_device_and_reserve_their_room(cli: Cli, model: Path, text: Path, monkeypatch) -> None:
     os.mkfifo("pipe")
-    cli("eval", model, "--data", text, "--losses", "pipe").refused("--losses pipe is a device or a pipe")
+    os.mkfifo("pipe.npy")
+    cli("eval", model, "--data", text, "--losses", "pipe.npy").refused("--losses pipe.npy is a device or a pipe")
     cli("generate", model, "-n", 2, "--save-state", "pipe").refused("--save-state pipe is a device or a pipe")
     assert Path("pipe").is_fifo()
     told = cli("eval", model, "--data", text, "--losses", "/proc/l.npy")
@@ -246,7 +248,8 @@ def test_losses_are_not_written_over_the_text_or_another_file(cli: Cli, model: P
     Path("books/inner").mkdir(parents=True)
     np.save("books/inner/a.npy", np.arange(9))
     Path("link.npy").symlink_to("text.npy")
-    Path("notes.txt").write_bytes(b"to be kept")
+    for name in ("notes.npy", "notes.csv"):
+        Path(name).write_bytes(b"to be kept")
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
     for data, losses in [
         (text, "text.txt"),
@@ -257,10 +260,42 @@ def test_losses_are_not_written_over_the_text_or_another_file(cli: Cli, model: P
     ]:
         told = cli("eval", model, "--data", data, "--losses", losses)
         told.refused(f"is part of the text that is read, {data}")
-    cli("eval", model, "--data", text, "--losses", "notes.txt").refused("--losses notes.txt is a file of another kind")
+    for name in ("notes.npy", "notes.csv"):
+        cli("eval", model, "--data", text, "--losses", name).refused(f"--losses {name} is a file of another kind")
     # Told before anything is read, the model too.
     cli("eval", "nowhere", "--data", text, "--losses", text).refused("is part of the text")
     assert {path: path.read_bytes() for path in before} == before
+
+
+def test_losses_as_csv(cli: Cli, model: Path, text: Path) -> None:
+    """The same numbers as in the .npy, to the last bit, and nothing left of the space that was reserved."""
+    for name in ("l.npy", "l.CSV", "l.CSV"):
+        assert cli("eval", model, "--data", text, "--lanes", 3, "--losses", name).code == 0
+    lines = Path("l.CSV").read_text().splitlines()
+    assert lines[0] == "position,nats"
+    positions, losses = zip(*(line.split(",") for line in lines[1:]), strict=True)
+    np.testing.assert_array_equal(np.array(losses, np.float32), np.load("l.npy"))
+    assert [int(position) for position in positions] == list(range(1, len(text.read_bytes())))
+
+
+@pytest.mark.parametrize("name", ["l.txt", "l", "l.npz", ".npy"])
+def test_losses_of_another_suffix_are_refused(name: str, cli: Cli, text: Path) -> None:
+    cli("eval", "nowhere", "--data", text, "--losses", name).refused(f"--losses {name}", ".npy", ".csv")
+    assert not Path(name).exists()
+
+
+def test_losses_are_not_written_through_a_planted_link(cli: Cli, model: Path, text: Path, monkeypatch) -> None:
+    """Neither at a temporary name that can be guessed nor at the name that was asked for."""
+    victim = Path("victim.npy")
+    np.save(victim, np.arange(3))
+    before = victim.read_bytes()
+    monkeypatch.setattr(secrets, "token_hex", lambda _: "00000000")
+    for planted in (f".l.npy.{os.getpid()}", ".l.npy.new-00000000.longspan", "l.npy"):
+        Path(planted).symlink_to(victim)
+    assert cli("eval", model, "--data", text, "--losses", "l.npy").code == 0
+    assert victim.read_bytes() == before
+    assert not Path("l.npy").is_symlink()
+    assert len(np.load("l.npy")) == len(text.read_bytes()) - 1
 
 
 @pytest.mark.parametrize("there", [b"", b"\x93NUMPY, cut short"])

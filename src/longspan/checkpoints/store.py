@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from safetensors import SafetensorError
 
@@ -66,18 +67,25 @@ def write_file(path: Path, content: bytes) -> None:
     if path.exists() and not path.is_file():
         # A rename would put a plain file where a device or a pipe was.
         raise CheckpointError(f"{path} is a device or a pipe; give the name of a plain file")
-    with _as_checkpoint_error(path), _parents(path.parent):
-        sweep(path.parent, path.name)
-        fresh = _aside(path)
-        try:
-            with fresh.open("xb") as file, _locked(file.fileno()):
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-                fresh.rename(path)
-        finally:
-            _remove(fresh)  # gone already if it was renamed
-        _sync(path.parent)
+    with _as_checkpoint_error(path), _parents(path.parent), new_file(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[IO[bytes]]:
+    """A new file under a random name beside `path`, to read and write; it replaces `path`, also where that is a
+    symbolic link, when the block ends without an error."""
+    sweep(path.parent, path.name)
+    fresh = _aside(path)
+    try:
+        with fresh.open("xb+") as file, _locked(file.fileno()):  # x: nothing that is there already is written to
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            fresh.rename(path)
+    finally:
+        _remove(fresh)  # gone already if it was renamed
+    _sync(path.parent)
 
 
 def read_folder(path: Path, keep: Collection[str] = ()) -> Verified:

@@ -1,9 +1,7 @@
 """`longspan eval`: how well a model predicts a text."""
 
-import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -27,13 +25,8 @@ from longspan.cli.progress import progress
 from longspan.errors import ConfigError
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from longspan.evaluation.dynamic import Dynamics
     from longspan.evaluation.likelihood import Stretch, Tally
-
-_NUMPY = b"\x93NUMPY"  # what every .npy begins with
 
 
 def evaluate(
@@ -81,7 +74,7 @@ def evaluate(
     ] = None,
     lanes: Annotated[int, typer.Option("--lanes", help="Cut the text into this many streams read side by side.")] = 1,
     losses: Annotated[
-        Path | None, typer.Option("--losses", help="Write the losses, float32 nats, to this .npy.")
+        Path | None, typer.Option("--losses", help="Write the losses in nats to this file, .npy (float32) or .csv.")
     ] = None,
     json: Json = False,
     device: DeviceName = "auto",
@@ -96,6 +89,7 @@ def evaluate(
     from longspan.data import CORPORA, open_corpus
     from longspan.evaluation.dynamic import dynamic_losses
     from longspan.evaluation.likelihood import Tally, check_temperature, slides, sliding_losses, stream_losses
+    from longspan.evaluation.loss_file import check_loss_file, loss_file
     from longspan.models.families import name_of
     from longspan.training.recipe import held_out_of
 
@@ -109,7 +103,7 @@ def evaluate(
         raise ConfigError(f"--segment {segment} must be at least 1")
     check_temperature(temp)
     if losses is not None:
-        _check_losses(losses, data)
+        check_loss_file(losses, data)
     given = {"memory": memory, "clamp": clamp, "same_length": same_length, "copy": copy}
     overrides = {name: value for name, value in given.items() if value is not None}
     found = find_model(box(model))
@@ -136,7 +130,7 @@ def evaluate(
             _tell_of_windows(name_of(loaded.model), window, learning=dynamics is not None)
 
     add_up = partial(_add_up, total=len(text.ids) - 1, quiet=json)
-    with _losses_file(losses, len(text.ids) - 1) as out:
+    with loss_file(losses, len(text.ids) - 1) as out:
         tally, static = Tally(out), Tally()
         if dynamics is not None:
             with torch.autocast(where.device.type, products, enabled=products is not None):
@@ -226,51 +220,3 @@ def _check_flags(overrides: dict[str, Any], described: bytes) -> None:
             raise ConfigError(
                 f"--{flag.replace('_', '-')} is not for a {name}, which has no model.{flag}; leave it out"
             )
-
-
-def _check_losses(path: Path, data: str) -> None:
-    """Losses take the place of nothing but losses."""
-    from longspan.data import CORPORA
-
-    if not path.parent.is_dir() or path.is_dir():
-        raise ConfigError(f"--losses {path}: {path} is a folder, or there is no folder {path.parent}")
-    if not path.exists():
-        return
-    if not path.is_file():
-        # A rename would put a plain file where a device or a pipe was.
-        raise ConfigError(f"--losses {path} is a device or a pipe; give the name of a plain file")
-    place = path.resolve()
-    if data not in CORPORA and Path(data).resolve() in (place, *place.parents):
-        raise ConfigError(f"--losses {path} is part of the text that is read, {data}; give the name of another file")
-    with path.open("rb") as file:
-        if file.read(len(_NUMPY)) not in (b"", _NUMPY):
-            raise ConfigError(f"--losses {path} is a file of another kind; give the name of a new file or of an .npy")
-
-
-@contextmanager
-def _losses_file(path: Path | None, count: int) -> "Iterator[NDArray[np.float32] | None]":
-    """An array on disk that takes its name only when it is whole."""
-    if path is None or count < 1:
-        yield None
-        return
-    aside = path.parent / f".{path.name}.{os.getpid()}"
-    try:
-        array = _reserved(aside, count, path)
-        yield array
-        array.flush()
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
-
-
-def _reserved(aside: Path, count: int, path: Path) -> "np.memmap[Any, np.dtype[np.float32]]":
-    """An array on disk with all its room taken: a mapped file that meets a full disk later ends the process."""
-    import numpy as np
-
-    try:
-        array = np.lib.format.open_memmap(aside, mode="w+", dtype=np.float32, shape=(count,))
-        with aside.open("rb+") as file:
-            os.posix_fallocate(file.fileno(), 0, aside.stat().st_size)
-    except OSError as error:
-        raise ConfigError(f"--losses {path} cannot be written: {error.strerror}") from None
-    return array

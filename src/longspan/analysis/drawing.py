@@ -87,6 +87,16 @@ def legend(figure: "Figure", axes: "Axes") -> None:
     figure.legend(handles, labels, loc="outside upper left", ncols=columns, fontsize=8)
 
 
+def require_matplotlib() -> None:
+    """Called before anything is measured: a plain `pip install` leaves matplotlib out."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f'figures are drawn with matplotlib, which cannot be imported ({error}); run pip install "longspan[plots]"'
+        ) from None
+
+
 def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -97,13 +107,10 @@ def make_folder(folder: Path) -> None:
 @contextmanager
 def picture(folder: Path, name: str, width: float = 6.4, height: float = 4.0) -> Iterator["Figure"]:
     """A figure to draw on, `width` by `height` inches, saved as NAME.png and NAME.svg when the block ends."""
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError("pictures are drawn with matplotlib, which is not installed; install longspan[plots]") from (
-            None
-        )
+    require_matplotlib()
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
     with rc_context(_SETTINGS):
         figure = Figure(figsize=(width, height))
         yield figure

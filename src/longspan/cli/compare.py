@@ -49,11 +49,13 @@ def compare(
 ) -> None:
     """Train recipes under one budget; bits, speed, memory and RECL in one table and one report. Again: only what is
     new."""
+    from longspan.analysis.drawing import require_matplotlib
     from longspan.comparison import group
     from longspan.comparison.budget import parse_budget
     from longspan.comparison.member import SPLIT, Terms
     from longspan.comparison.notebook import name_members, open_notebook
 
+    require_matplotlib()
     spent = parse_budget(budget)
     lengths = None if contexts is None else parse_contexts(contexts)
     if targets is not None and targets < 1:

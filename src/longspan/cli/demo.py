@@ -46,6 +46,9 @@ def demo(
 ) -> None:
     """Let the model in the box write, train a small Transformer-XL and a vanilla Transformer of as many parameters,
     score both, write some text."""
+    from longspan.analysis.drawing import require_matplotlib
+
+    require_matplotlib()  # the report comes last
     if page.is_dir() or not page.parent.is_dir():
         raise ConfigError(f"--report {page}: it is a folder, or there is no folder {page.parent}")
     where = machine(device, dtype, threads)

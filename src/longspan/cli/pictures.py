@@ -41,13 +41,14 @@ def pictures(
         widest_heads,
     )
     from longspan.analysis.context_figures import draw_gains, draw_perplexity
-    from longspan.analysis.drawing import make_folder
+    from longspan.analysis.drawing import make_folder, require_matplotlib
     from longspan.analysis.passages import take_passage
     from longspan.box import box
     from longspan.checkpoints.model_folder import load_model
     from longspan.data.encoded import open_corpus
     from longspan.evaluation.contexts import Passage, Subject, choose_targets, measure
 
+    require_matplotlib()
     if tokens is not None and tokens < 3:
         raise ConfigError(f"--tokens {tokens} must be at least 3")
     where = machine(device, dtype, threads)

@@ -51,11 +51,14 @@ def recl(
     threads: Threads = 0,
 ) -> None:
     """Relative effective context length of a group of models, and the effective context length of each."""
+    from longspan.analysis.drawing import require_matplotlib
     from longspan.box import box
     from longspan.evaluation.loss_table import load_table
     from longspan.evaluation.recl import chance_gains, check_share, check_threshold, ecl
     from longspan.evaluation.recl import recl as recl_of
 
+    if out is not None:
+        require_matplotlib()
     shares = parse_shares(r)
     for share in shares.values():
         check_share(share)

@@ -19,10 +19,12 @@ def report(
     threads: Threads = 0,
 ) -> None:
     """Curves, scores, context, speed, pictures and sample text of some runs, in one file that needs no network."""
+    from longspan.analysis.drawing import require_matplotlib
     from longspan.analysis.report import build_report
     from longspan.analysis.runs import read_run
     from longspan.checkpoints.store import write_file
 
+    require_matplotlib()
     if out.is_dir() or not out.parent.is_dir():
         raise ConfigError(f"--out {out}: it is a folder, or there is no folder {out.parent}")
     where = machine(device, dtype, threads)

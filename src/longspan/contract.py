@@ -6,6 +6,7 @@ Everything else in the house (training, evaluation, generation, pictures) is wri
 """
 
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from longspan.errors import DataError, StateError
 from longspan.shapes import Bool, Float, Int, Tensor
 
 STATE_VERSION = 1
+_FIXING = threading.Lock()
 UNBOUNDED = sys.maxsize
 """The `reach` of a family that no distance hides a token from."""
 
@@ -267,15 +269,21 @@ class LanguageModel(nn.Module, ABC):
 
     @contextmanager
     def fixed_weights(self) -> Iterator[None]:
-        """Within this block weights do not change and nothing is trained: what follows from them alone is kept."""
+        """Within this block weights do not change and nothing is trained: what follows from them alone is kept.
+
+        Several threads may be in such blocks of one model."""
         keepers: list[Any] = [module for module in self.modules() if hasattr(module, "fix")]
-        for module in keepers:
-            module.fix(True)
+
+        def fix(fixed: bool) -> None:
+            with _FIXING:
+                for module in keepers:
+                    module.fix(fixed)
+
+        fix(True)
         try:
             yield
         finally:
-            for module in keepers:
-                module.fix(False)
+            fix(False)
 
     def decoder(self, state: State | None = None, batch: int = 1) -> Decoder:
         """Reads one token per row at a time; families with a faster way override this."""

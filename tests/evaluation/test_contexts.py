@@ -61,13 +61,12 @@ def test_batches_change_nothing(ids: np.ndarray, monkeypatch: pytest.MonkeyPatch
     np.testing.assert_allclose(np.concatenate(pieces), whole, atol=1e-5)
 
 
-def test_the_models_own_memory_comes_back() -> None:
+def test_a_longer_memory_leaves_the_model_as_it_is() -> None:
     net = model()
-    with remembering(net, 99):
-        assert net.config.memory == 99
-    assert net.config.memory == 4
-    with remembering(net, 2):
-        assert net.config.memory == 4
+    longer = remembering(net, 99)
+    assert (longer.config.memory, net.config.memory) == (99, 4)
+    assert all(a is b for a, b in zip(longer.parameters(), net.parameters(), strict=True))
+    assert remembering(net, 2) is net
 
 
 class Counted:

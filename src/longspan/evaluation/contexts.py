@@ -1,12 +1,11 @@
 """Losses with exactly c tokens of context: fresh state, memory at least c, the same targets for every c and model."""
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -111,7 +110,8 @@ def context_losses(model: LanguageModel, ids: Ids, targets: Places, context: int
     check_window(model, context)
     device = next(model.parameters()).device
     rows = max(1, _TOKENS_AT_ONCE // context)
-    with remembering(model, context), model.fixed_weights():
+    model = remembering(model, context)
+    with model.fixed_weights():
         for begin in range(0, len(targets), rows):
             places = targets[begin : begin + rows, None] - context + np.arange(context + 1)
             window = torch.from_numpy(ids[places].astype(np.int64)).to(device)
@@ -133,16 +133,14 @@ def check_window(model: LanguageModel, context: int, name: str = "this model") -
         )
 
 
-@contextmanager
-def remembering(model: LanguageModel, tokens: int) -> Iterator[None]:
-    """Within this block a memory that is counted in positions holds at least that many; a longer one stays."""
-    held: Any = model.config
-    if model.has_memory and getattr(held, "memory", tokens) < tokens:
-        model.config = dataclasses.replace(held, memory=tokens)
-    try:
-        yield
-    finally:
-        model.config = held
+def remembering(model: LanguageModel, tokens: int) -> LanguageModel:
+    """The model with a memory of at least so many positions: itself, or a shallow copy that shares its weights. The
+    model is not changed, since other threads may be using it."""
+    if not model.has_memory or getattr(model.config, "memory", tokens) >= tokens:
+        return model
+    longer = copy.copy(model)
+    longer.config = dataclasses.replace(model.config, memory=tokens)
+    return longer
 
 
 def _file(subject: Subject, passage: Passage, context: int, cache: Path | None) -> Path | None:
@@ -151,8 +149,7 @@ def _file(subject: Subject, passage: Passage, context: int, cache: Path | None) 
         return None
     dtype = str(next(subject.model.parameters()).dtype)
     # The hash knows the settings the model was saved with; a clamp given anew makes other losses.
-    with remembering(subject.model, context):
-        settings = plain(subject.model.config)
+    settings = plain(remembering(subject.model, context).config)
     name = key(_FORMAT, subject.hash, settings, dtype, passage.fingerprint, context)
     return cache_folder(cache) / "contexts" / f"{name}.npy"
 

@@ -46,18 +46,19 @@ class SinusoidDistances(nn.Module):
         super().__init__()
         self.projection = nn.Linear(width, heads * head_width, bias=False)  # Wr
         self.heads = heads
-        self.fixed = False
+        self.fixed = 0  # open blocks of `fixed_weights`: threads may share a model
         self._kept: Float[Tensor, "H C D"] | None = None
 
     def fix(self, fixed: bool) -> None:
-        self.fixed, self._kept = fixed, None
+        self.fixed, self._kept = self.fixed + (1 if fixed else -1), None
 
     def forward(self, count: int, R: Callable[[int], Float[Tensor, "C E"]]) -> Float[Tensor, "H C D"]:
-        if not self.fixed:
+        if not self.fixed or torch.is_grad_enabled():  # what is kept has no gradient
             return self._project(R(count))
-        if self._kept is None or self._kept.shape[1] < count:
-            self._kept = self._project(R(count))
-        return self._kept[:, -count:]
+        kept = self._kept  # read once: another thread may clear it
+        if kept is None or kept.shape[1] < count:
+            kept = self._kept = self._project(R(count))
+        return kept[:, -count:]
 
     def _project(self, R: Float[Tensor, "C E"]) -> Float[Tensor, "H C D"]:
         return self.projection(R).unflatten(-1, (self.heads, -1)).transpose(0, 1)

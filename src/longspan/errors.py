@@ -37,6 +37,10 @@ class StateError(LongspanError):
     """A state that does not fit the model it was handed to."""
 
 
+class GenerationError(LongspanError):
+    """Text that cannot be written: the model's logits are not finite."""
+
+
 class DeviceError(LongspanError):
     """A device or precision that this machine does not have."""
 

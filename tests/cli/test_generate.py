@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import longspan
+from longspan.checkpoints.model_folder import load_model, save_model
 
 from .conftest import Cli
 
@@ -162,3 +164,18 @@ def test_an_empty_window_can_be_saved(cli: Cli) -> None:
     cli("init", "--family", "vanilla", "--set", "model.layers=1", "--set", "model.width=16", "v")
     assert cli("generate", "v", "-p", "a", "-n", 0, "--save-state", "v.state").code == 0
     assert cli("generate", "v", "-n", 2, "--load-state", "v.state").code == 0
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_weights_that_are_not_finite(cli: Cli, model: Path, temperature: float) -> None:
+    """One sentence, and a state that was saved before is not replaced by one that is damaged."""
+    cli("generate", model, "-p", "a", "-n", 3, "--save-state", "s.state")
+    before = Path("s.state").read_bytes()
+    loaded = load_model(model)
+    with torch.no_grad():
+        for weight in loaded.model.parameters():
+            weight.fill_(float("nan"))
+    save_model(Path("nan"), loaded.model, loaded.tokenizer)
+    done = cli("generate", "nan", "-p", "a", "-n", 3, "--temp", temperature, "--save-state", "s.state")
+    done.refused("token 1", "float32")
+    assert Path("s.state").read_bytes() == before

@@ -46,3 +46,19 @@ def test_temperature_zero_takes_the_likeliest_whatever_the_seed() -> None:
 def test_wrong_settings_are_told(wrong: dict) -> None:
     with pytest.raises(ConfigError, match="must"):
         Sampling(**wrong)
+
+
+ALL = [Sampling(), Sampling(temperature=0), Sampling(top_k=1), Sampling(0.7, top_k=2), Sampling(top_p=0.5),
+       Sampling(min_p=0.1), Sampling(0.5, 3, 0.9, 0.1)]  # fmt: skip
+
+
+@pytest.mark.parametrize("sampling", ALL)
+def test_logits_that_are_not_finite_give_no_token(sampling: Sampling) -> None:
+    """Row by row: other rows are drawn as before."""
+    nan, inf = float("nan"), float("inf")
+    rows = [[nan] * 4, [0.0, nan, 0.0, 0.0], [0.0, 0.0, 0.0, inf], [inf] * 4, [-inf] * 4, [nan, inf, -inf, 0.0]]
+    rows += [[0.0, 1.0, 2.0, 3.0], [-inf, 1.0, -inf, -inf], [3e38, 0.0, -3e38, -inf]]
+    chosen = sampling.choose(torch.tensor(rows), torch.Generator().manual_seed(0)).tolist()
+    assert chosen[:6] == [-1] * 6
+    assert 0 <= chosen[6] < 4
+    assert chosen[7:] == [1, 0]

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longspan.errors import DataError, StateError
+from longspan.errors import DataError, GenerationError, StateError
 from longspan.generation.sampling import Sampling
 from longspan.generation.session import Session, TextStream
 from longspan.models.families import build
@@ -65,6 +65,22 @@ def test_a_restored_session_goes_on_as_if_nothing_had_happened(family: str, valu
     other.restore(one.decoder.state(), one.pending)
     assert list(one.write(23, GREEDY)) == list(other.write(23, GREEDY))
     assert len(first) == 23
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, FREE])
+@pytest.mark.parametrize(("family", "values"), FAMILIES)
+def test_logits_that_are_not_finite_are_an_error(family: str, values: dict, sampling: Sampling) -> None:
+    """At the token where they begin; the token before stays the last one."""
+    made = model(family, **values)
+    session = Session(made)
+    session.read([1, 2, 3])
+    writing = session.write(9, sampling)
+    first = [next(writing) for _ in range(4)]
+    with torch.no_grad():
+        next(iter(made.head.parameters())).fill_(float("nan"))
+    with pytest.raises(GenerationError, match="token 5"):
+        next(writing)
+    assert session.pending == first[-1]
 
 
 def test_a_long_stream_in_constant_memory() -> None:

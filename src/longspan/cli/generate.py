@@ -9,7 +9,7 @@ from typing import Annotated, TextIO
 import typer
 
 from longspan.cli.options import DeviceName, DtypeName, ModelOrBox, Threads, machine, tell_of_box
-from longspan.errors import ConfigError, DataError
+from longspan.errors import ConfigError, DataError, GenerationError
 from longspan.terminal import unguarded
 
 PROMPT_BYTES = 16 << 20  # several times the longest novel
@@ -66,6 +66,9 @@ def generate(
         _put(loaded.spelled(session, text), out)
         for piece in loaded.stream(session, count, sampling, last=save_state is None):
             _put(piece, out)
+    except GenerationError:
+        save_state = None  # the state is not finite either, and may be about to replace one that is
+        raise
     finally:
         # Whatever ends it, an interrupt or a reader that went away, what was read and written is kept.
         if save_state is not None:

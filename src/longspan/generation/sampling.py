@@ -29,13 +29,24 @@ class Sampling:
             raise ConfigError(f"--min-p {self.min_p} must lie in [0, 1]; 0 turns it off")
 
     def choose(self, logits: Float[Tensor, "B V"], generator: torch.Generator) -> Int[Tensor, "B"]:
+        """The next token of every row, or -1 where the largest logit is not finite.
+
+        No host sync (safe for CUDA graphs): the caller checks the token when it copies it to the host. Multinomial
+        never gets NaN, which on a GPU is a device-side assert that makes the device unusable for the process.
+        """
         logits = logits.float()
         if self.temperature == 0 or self.top_k == 1:
-            return logits.argmax(-1)
-        return torch.multinomial(self.probabilities(logits), 1, generator=generator)[:, 0]
+            chosen = logits.argmax(-1)
+            largest = logits.gather(-1, chosen[:, None])[:, 0]
+            return chosen.masked_fill((largest - largest).isnan(), -1)
+        chance = self.probabilities(logits)
+        undefined = chance[:, 0].isnan()  # then all of the row is
+        chosen = torch.multinomial(chance.masked_fill(undefined[:, None], 1.0), 1, generator=generator)[:, 0]
+        return chosen.masked_fill(undefined, -1)
 
     def probabilities(self, logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
-        """What is drawn from: never empty, since the likeliest token always stays."""
+        """What is drawn from: never empty, since the likeliest token always stays; NaN where the largest logit is not
+        finite."""
         # The largest logit at 0 keeps every quotient at most 0; in float64 the smallest temperature is not yet 0.
         logits = (logits - logits.amax(-1, keepdim=True)).double() / self.temperature
         if 0 < self.top_k < logits.shape[-1]:

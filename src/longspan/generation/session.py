@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from longspan.contract import Choosing, LanguageModel, State
-from longspan.errors import DataError, StateError
+from longspan.errors import DataError, GenerationError, StateError
 from longspan.generation.sampling import Sampling
 from longspan.shapes import Tensor
 
@@ -52,10 +52,17 @@ class Session:
         if self.pending is None:
             raise StateError("nothing has been read yet; give a prompt or a saved state first")
         token, next_token = torch.tensor([self.pending], device=self.device), self._chooser(sampling)
-        for _ in range(count):
+        for written in range(count):
             token = next_token(token)
-            self.pending = int(token)
-            yield self.pending
+            chosen = int(token)
+            if chosen < 0:
+                raise GenerationError(
+                    f"the logits of token {written + 1} are not finite; the weights or the state are damaged, or too "
+                    f"large for {str(next(self.model.parameters()).dtype).removeprefix('torch.')}: try --dtype float32 "
+                    "or another checkpoint"
+                )
+            self.pending = chosen
+            yield chosen
 
     def _chooser(self, sampling: Sampling) -> Callable[[Tensor], Tensor]:
         """From a token to the next: in one go where the decoder can, else a step and then a choice."""

@@ -197,6 +197,19 @@ def test_named_families_in_a_table(cli: Cli) -> None:
     assert rows[0].endswith("L^2 without memory")
 
 
+@pytest.mark.parametrize(("like", "read"), [("transformer-xl", "segments of 8"), ("vanilla", "at once")])
+def test_a_family_without_a_case(cli: Cli, monkeypatch: pytest.MonkeyPatch, like: str, read: str) -> None:
+    """A new family needs one line in FAMILIES and nothing here: it is measured with the preset's shape."""
+    monkeypatch.setitem(FAMILIES, "newcomer", type("Newcomer", (FAMILIES[like],), {}))
+    line = ("bench", "families", "newcomer", "--preset", "tiny", "--lengths", "8,16", "--device", "cpu")
+    (growth,) = cli(*line, "--json").json["families"]
+    assert (growth["family"], growth["read"], growth["failed"]) == ("newcomer", read, {})
+    assert (growth["claim"], growth["by_count"]) == (None, None)
+    assert min(growth["seconds"]) > 0
+    assert f"newcomer, {read}" in cli(*line).out
+    assert [case.family for case in families.cases_of(())].count("newcomer") == 1
+
+
 def test_what_fails_is_shown_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def hungry(_: timing.Preset, length: int) -> dict[str, Any]:
         if length > 8:
@@ -206,7 +219,7 @@ def test_what_fails_is_shown_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatc
     refused = Case("vanilla", "", 2, values=lambda *_: {"width": 17})
     broken = Case("lstm", "", 1, values=lambda *_: {"layers": 1}, keys=lambda *_: 1 / 0)
     monkeypatch.setattr(families, "CASES", (refused, Case("rotary", "", 2, values=hungry), broken, families.CASES[0]))
-    no, some, none, all_ = families.measure(TINY, CPU, torch.float32)
+    no, some, none, all_ = families.measure(TINY, CPU, torch.float32, names=("vanilla", "rotary", "lstm"))
     assert no.seconds == [None] * 3
     assert all("width=17" in why for why in no.failed.values())
     assert (no.slope, no.by_count) == (None, None)

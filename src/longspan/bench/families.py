@@ -17,7 +17,7 @@ from longspan.bench.timing import Preset, busy_seconds, dense_flops, learnt_atte
 from longspan.config import keys as keys_of
 from longspan.contract import LanguageModel
 from longspan.errors import LongspanError
-from longspan.models.families import build, family
+from longspan.models.families import FAMILIES, build, family
 
 LONG_CALL = 1.0
 """Seconds from which on a call is timed once, and not looked into; shorter ones are timed over and over."""
@@ -36,17 +36,24 @@ def _none(*_: Any) -> float:
     return 0.0
 
 
+def _nothing(*_: Any) -> dict[str, Any]:
+    return {}
+
+
 @dataclass(frozen=True)
 class Case:
-    """A family as it is measured. `claim` is the exponent of the length its paper gives for the cost of attention, of
-    everything where there is none. `keys` says how many keys a query meets on average; left out where that number does
-    not depend on the length and so does not change the slope."""
+    """A family as it is measured.
+
+    `claim` is the exponent of the length its paper gives for the cost of attention, of everything where there is none;
+    None where it is not known, and then nothing is counted. `keys` says how many keys a query meets on average; left
+    out where that number does not depend on the length and so does not change the slope.
+    """
 
     family: str
     paper: str
-    claim: float
+    claim: float | None
     keys: Keys = _none
-    values: Values = lambda _preset, _length: {}
+    values: Values = _nothing
     streamed: bool = False
     products: int = 2
     attentions: int = 1  # per layer
@@ -58,8 +65,10 @@ class Case:
         shape = {key: value for key, value in preset.model.items() if key in known}
         return {**shape, "segment": segment, **self.values(preset, length)}
 
-    def operations(self, model: LanguageModel, length: int) -> float:
+    def operations(self, model: LanguageModel, length: int) -> float | None:
         """Forward and backward: a dense layer costs three times its forward."""
+        if self.claim is None:
+            return None
         repeated = getattr(model.config, "steps", 1)
         looked_up = sum(p.numel() for name, p in model.named_parameters() if name.startswith("places."))
         dense = 3 * repeated * dense_flops(model.parameter_count - looked_up)
@@ -136,6 +145,20 @@ CASES = (
 )
 
 
+def cases_of(names: Sequence[str]) -> list[Case]:
+    """The cases of these families, or of all; a family that is not in CASES is measured in the preset's shape."""
+    for name in names:
+        family(name)  # a wrong name is refused
+    named = [case for case in CASES if not names or case.family in names]
+    others = [name for name in names or FAMILIES if name not in {case.family for case in CASES}]
+    return named + [_plain_case(name) for name in dict.fromkeys(others)]
+
+
+def _plain_case(name: str) -> Case:
+    remembers = "memory" in keys_of(family(name).Config)
+    return Case(name, "not stated", None, values=_memory if remembers else _nothing, streamed=remembers)
+
+
 @dataclass
 class Growth:
     """What a family took at each length: None where it failed, with the reason in `failed`. `busy` are the seconds that
@@ -145,7 +168,7 @@ class Growth:
     family: str
     read: str
     paper: str
-    claim: float
+    claim: float | None
     lengths: tuple[int, ...]
     seconds: list[float | None] = field(default_factory=list)
     busy: list[float | None] = field(default_factory=list)
@@ -192,10 +215,7 @@ def measure(
     names: tuple[str, ...] = (),
 ) -> Iterator[Growth]:
     """Of the named families, or of all; at these lengths, or the preset's. A wrong name is refused at once."""
-    for name in names:
-        family(name)
-    cases = [case for case in CASES if not names or case.family in names]
-    return _measured(cases, preset, device, dtype, tuple(sorted(set(lengths or preset.texts))))
+    return _measured(cases_of(names), preset, device, dtype, tuple(sorted(set(lengths or preset.texts))))
 
 
 def _measured(
@@ -219,7 +239,7 @@ def _measured(
 
 def _take(
     case: Case, preset: Preset, length: int, device: torch.device, dtype: torch.dtype
-) -> tuple[float, float | None, int, float]:
+) -> tuple[float, float | None, int, float | None]:
     torch.manual_seed(0)
     model = build(case.family, case.model_values(preset, length)).to(device).train()
     step = Step(model, length, device, dtype)

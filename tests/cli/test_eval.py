@@ -4,6 +4,7 @@ import errno
 import math
 import os
 import secrets
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,13 @@ import pytest
 import torch
 
 import longspan
+from longspan.evaluation import likelihood
+from longspan.models.transformer_xl import TransformerXL
 from longspan.text_model import TextModel
 
 from .conftest import Cli
 
-FACTS = ["tokens", "nats", "bits_per_byte", "perplexity", "tokens_per_second", "segment", "memory", "clamp"]
+FACTS = ["tokens", "nats", "bits_per_byte", "perplexity", "tokens_per_second", "seconds", "segment", "memory", "clamp"]
 FACTS += ["same_length", "lanes"]
 
 
@@ -265,6 +268,22 @@ def test_losses_are_not_written_over_the_text_or_another_file(cli: Cli, model: P
     # Told before anything is read, the model too.
     cli("eval", "nowhere", "--data", text, "--losses", text).refused("is part of the text")
     assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_the_first_segments_are_not_in_the_pace(lanes: int, cli: Cli, model: Path, text: Path, monkeypatch) -> None:
+    """By a clock that goes on 100 seconds at the first segment, which compiles on a GPU, and one at every other."""
+    plain, times = TransformerXL.last_losses, [0.0]
+
+    def last_losses(self, *args):
+        times.append(times[-1] + (100 if len(times) == 1 else 1))
+        return plain(self, *args)
+
+    monkeypatch.setattr(TransformerXL, "last_losses", last_losses)
+    monkeypatch.setattr(likelihood, "Pace", partial(likelihood.Pace, clock=lambda: times[-1]))
+    facts = cli("eval", model, "--data", text, "--memory", 8, "--segment", 8, "--lanes", lanes, "--json").json
+    assert facts["tokens_per_second"] == 8 * lanes
+    assert facts["seconds"] == 100 + math.ceil(facts["scored"] / lanes / 8) - 1
 
 
 def test_losses_as_csv(cli: Cli, model: Path, text: Path) -> None:

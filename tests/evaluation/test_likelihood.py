@@ -11,7 +11,7 @@ import torch
 
 from longspan.config import plain
 from longspan.errors import ConfigError, DataError
-from longspan.evaluation.likelihood import Tally, sliding_losses, stream_losses
+from longspan.evaluation.likelihood import Pace, Tally, sliding_losses, stream_losses, warm_up
 from longspan.models.families import build
 
 V = 17
@@ -122,3 +122,36 @@ def test_random_cuts_change_neither_count_nor_loss(model, block: int) -> None:
             cut = torch.cat(pieces, dim=1)
             assert cut.shape == whole.shape
             assert (cut - whole).abs().max() < 1e-5, edges
+
+
+class Clock:
+    """Tells the times it was given, one after another."""
+
+    def __init__(self, *times: float) -> None:
+        self.times = list(times)
+
+    def __call__(self) -> float:
+        return self.times.pop(0)
+
+
+def test_the_pace_leaves_out_what_compiles() -> None:
+    """Ten seconds to compile, another three for a last segment of another shape, one second per segment otherwise."""
+    pace = Pace(2, Clock(0, 10, 11, 12, 13, 14, 17))
+    for scored in (100, 200, 300, 400, 500, 510):
+        pace.mark(scored)
+    assert pace.tokens_per_second == 100
+    assert pace.seconds == 17
+
+
+@pytest.mark.parametrize("segments", [1, 2, 3])
+def test_a_short_text_is_timed_as_a_whole(segments: int) -> None:
+    pace = Pace(2, Clock(0, 10, 20, 30))
+    for n in range(1, segments + 1):
+        pace.mark(100 * n)
+    assert pace.tokens_per_second == 10
+
+
+def test_warm_is_a_full_memory_and_three_segments(model) -> None:
+    assert warm_up(model, 6) == 2 + 3  # a memory of 9
+    assert warm_up(model, 100) == 1 + 3
+    assert warm_up(build("vanilla", {"vocabulary": V, "layers": 1, "width": 16, "segment": 6}), 6) == 3

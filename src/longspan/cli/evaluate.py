@@ -1,6 +1,5 @@
 """`longspan eval`: how well a model predicts a text."""
 
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
@@ -26,7 +25,7 @@ from longspan.errors import ConfigError
 
 if TYPE_CHECKING:
     from longspan.evaluation.dynamic import Dynamics
-    from longspan.evaluation.likelihood import Stretch, Tally
+    from longspan.evaluation.likelihood import Pace, Stretch, Tally
 
 
 def evaluate(
@@ -88,7 +87,15 @@ def evaluate(
     from longspan.checkpoints.model_folder import find_model, open_model
     from longspan.data import CORPORA, open_corpus
     from longspan.evaluation.dynamic import dynamic_losses
-    from longspan.evaluation.likelihood import Tally, check_temperature, slides, sliding_losses, stream_losses
+    from longspan.evaluation.likelihood import (
+        Pace,
+        Tally,
+        check_temperature,
+        slides,
+        sliding_losses,
+        stream_losses,
+        warm_up,
+    )
     from longspan.evaluation.loss_file import check_loss_file, loss_file
     from longspan.models.families import name_of
     from longspan.training.recipe import held_out_of
@@ -129,25 +136,26 @@ def evaluate(
         if windowed and sliding is None:
             _tell_of_windows(name_of(loaded.model), window, learning=dynamics is not None)
 
-    add_up = partial(_add_up, total=len(text.ids) - 1, quiet=json)
+    add_up = partial(_add_up, total=len(text.ids) - 1, lanes=lanes, quiet=json)
+    warm = warm_up(loaded.model, window)
     with loss_file(losses, len(text.ids) - 1) as out:
         tally, static = Tally(out), Tally()
         if dynamics is not None:
             with torch.autocast(where.device.type, products, enabled=products is not None):
-                add_up(static, stream_losses(loaded.model, text.ids, **wanted), tell)
+                add_up(static, Pace(warm), stream_losses(loaded.model, text.ids, **wanted), tell)
             stretches = dynamic_losses(loaded.model, text.ids, **wanted, dynamics=dynamics, products=products)
         elif slid:
             stretches = sliding_losses(loaded.model, text.ids, **wanted)
         else:
             stretches = stream_losses(loaded.model, text.ids, **wanted, lanes=lanes)
-        began = time.perf_counter()
-        add_up(tally, stretches, None if static.count else tell)
-    seconds = time.perf_counter() - began
+        pace = Pace(warm)
+        add_up(tally, pace, stretches, None if static.count else tell)
     facts: dict[str, Any] = {"tokens": len(text.ids), "scored": tally.count, "nats": tally.mean}
     facts |= {
         f"bits_per_{loaded.tokenizer.unit}": tally.bits,
         "perplexity": tally.perplexity,
-        "tokens_per_second": tally.count / max(seconds, 1e-9),
+        "tokens_per_second": pace.tokens_per_second,
+        "seconds": pace.seconds,
         "segment": window,
         **({} if loaded.model.has_memory else {"memory": 0}),
         **{name: getattr(config, name) for name in given if hasattr(config, name)},
@@ -166,14 +174,23 @@ def evaluate(
 
 
 def _add_up(
-    tally: "Tally", stretches: "Iterator[Stretch]", tell: Callable[[], None] | None, *, total: int, quiet: bool
+    tally: "Tally",
+    pace: "Pace",
+    stretches: "Iterator[Stretch]",
+    tell: Callable[[], None] | None,
+    *,
+    total: int,
+    lanes: int,
+    quiet: bool,
 ) -> None:
     first = next(stretches)  # what cannot be scored is refused here, in one sentence
     if tell is not None:
         tell()
     with progress("scoring", quiet=quiet) as watch:
-        for stretch in chain([first], stretches):
+        for count, stretch in enumerate(chain([first], stretches), start=1):
             tally.add(stretch)
+            if count % lanes == 0:  # a segment of every lane
+                pace.mark(tally.count)
             if watch is not None:
                 watch(tally.count, total)
 

@@ -4,7 +4,8 @@ N tokens give N-1 losses: entry k is token k+1 given the tokens up to k, in nats
 """
 
 import math
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -182,3 +183,38 @@ class Tally:
     @property
     def perplexity(self) -> float:
         return math.exp(self.mean) if self.mean < 700 else math.inf
+
+
+class Pace:
+    """How fast a text is read once all is warm, to be told after every segment how many tokens were scored so far.
+
+    The first `warm_up` segments are left out: they load and compile kernels, record graphs and fill the memory, which
+    on a GPU can take longer than to read a few million tokens. So is the last, which may be shorter. A text of too few
+    segments for that is timed as a whole.
+    """
+
+    def __init__(self, warm_up: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.warm_up, self.clock, self.segments = warm_up, clock, 0
+        self.first = self.warm = self.before_last = self.last = (0, clock())
+
+    def mark(self, scored: int) -> None:
+        self.segments += 1
+        self.before_last, self.last = self.last, (scored, self.clock())
+        if self.segments == self.warm_up:
+            self.warm = self.last
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.last[1] - self.first[1]
+
+    @property
+    def tokens_per_second(self) -> float:
+        enough = self.segments > self.warm_up + 1
+        (count, began), (scored, ended) = (self.warm, self.before_last) if enough else (self.first, self.last)
+        return (scored - count) / max(ended - began, 1e-9)
+
+
+def warm_up(model: LanguageModel, segment: int) -> int:
+    """Segments until a state has the shapes of a full one, and three more: graphs are recorded after that."""
+    return -(-model.tokens_to_fill // segment) + 3

@@ -1,5 +1,6 @@
 """Averages against sums worked out step by step."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,8 @@ from longspan.training.averaging import Average
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer, Validation
 from longspan.training.observers.validation import Validate
-from longspan.training.recipe import TrainingConfig
-from tests.training.conftest import make_recipe, make_text, train
+from longspan.training.recipe import TrainingConfig, build_recipe
+from tests.training.conftest import content, make_recipe, make_text, train
 
 
 def walk(average: Average, weight: nn.Parameter, steps: int) -> list[torch.Tensor]:
@@ -104,3 +105,16 @@ def test_validation_and_the_saved_model_have_the_mean(
     text = make_text(300)
     lanes = stream_losses(model, text.ids, segment=8, lanes=4, starts=text.starts)
     assert scores == [pytest.approx(float(np.concatenate([s.losses for s in lanes]).mean()), rel=1e-5)]
+
+
+def test_a_model_with_buffers_is_resumed_from_its_average(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model file holds the mean of the parameters and, for a Reformer, buffers that have no mean."""
+    shape = {"family": "reformer", "layers": 1, "width": 8, "heads": 2, "inner": 8, "segment": 8, "chunk": 4}
+    training = {"steps": 3, "batch": 2, "lr": 0.01, "save_every": 2, "averaging": "ema"}
+    recipe, text = build_recipe({"model": shape, "training": training}, "small"), make_text(300)
+    train(recipe, tmp_path, text, monkeypatch)
+    assert "rotations" in dict(load_model(tmp_path / "checkpoint-2").model.named_buffers())
+    expected = content(tmp_path / "checkpoint-3")
+    shutil.rmtree(tmp_path / "checkpoint-3")
+    assert train(recipe, tmp_path, text, monkeypatch, resume="auto").took_steps == 1
+    assert content(tmp_path / "checkpoint-3") == expected

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from longspan.checkpoints import store
 from longspan.checkpoints.manifest import Verified, read_json
 from longspan.checkpoints.model_folder import WEIGHTS, save_model
-from longspan.checkpoints.weights import fill, parse_weights, weights_of
+from longspan.checkpoints.weights import fill, parse_weights, require_match, weights_of
 from longspan.contract import State
 from longspan.errors import CheckpointError
 from longspan.shapes import Tensor
@@ -104,7 +104,9 @@ def load(trainer: Trainer, verified: Verified) -> None:
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path / FACTS} lacks or garbles {error}; the file is damaged") from None
     if trainer.average is not None:
-        trainer.average.load(model, str(path / WEIGHTS))
+        require_match(weights_of(trainer.model), model, str(path / WEIGHTS))
+        # Buffers have no mean; they are filled with the weights.
+        trainer.average.load({name: model[name] for name in trainer.average.means}, str(path / WEIGHTS))
         model = _group(tensors, "weights")
     fill(trainer.model, model, str(path / WEIGHTS))
     trainer.optimizer.load(_group(tensors, "optimizer"), where)

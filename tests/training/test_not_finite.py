@@ -1,4 +1,4 @@
-"""Test 6 of reliability: NaN, infinity and spikes never reach the weights, nor a checkpoint."""
+"""Test 6 of reliability: NaN, infinity and spikes never reach the weights, a checkpoint or best/."""
 
 import math
 import os
@@ -15,7 +15,8 @@ from longspan.training import run
 from longspan.training.guard import PATIENCE, SETTLED, Guard
 from longspan.training.ledger import NotFiniteError
 from longspan.training.loop import Trainer
-from longspan.training.observer import Observer
+from longspan.training.observer import Observer, Validation
+from longspan.training.observers.early_stop import EarlyStop
 from tests.training.conftest import content, losses, make_recipe, make_text, train
 
 TORTURE = bool(os.environ.get("LONGSPAN_TORTURE"))
@@ -141,3 +142,48 @@ def test_a_small_rise_is_no_spike_and_zero_turns_it_off() -> None:
     assert steady.judge(loss, torch.tensor(3.9)).item() == 0
     assert off.judge(loss, torch.tensor(1e9)).item() == 0
     assert off.judge(loss, torch.tensor(math.inf)).item() == 1
+
+
+class Scripted(Observer):
+    """Announces the next of some scores after every step."""
+
+    def __init__(self, *scores: float) -> None:
+        self.scores = scores
+
+    def after_step(self, trainer: Trainer) -> None:
+        trainer.announce(Validation(trainer.step, 1, self.scores[trainer.step - 1]))
+
+
+@pytest.mark.parametrize(
+    ("scores", "best"),
+    [
+        ((3.0, math.nan), 1),
+        ((3.0, math.inf), 1),
+        ((3.0, -math.inf), 1),
+        ((math.nan, 3.0), 2),
+        ((-math.inf, 3.0), 2),
+        ((math.inf, 3.0, math.nan, 2.0, -math.inf, 2.5), 4),
+        ((math.nan, math.nan), None),
+    ],
+)
+def test_a_score_that_is_not_finite_is_never_the_best(
+    scores: tuple[float, ...], best: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = make_recipe(training_steps=len(scores), training_validate_every=1)
+    train(recipe, tmp_path, make_text(300), monkeypatch, Scripted(*scores))
+    weights = [tmp_path / name / "model.safetensors" for name in ("best", f"checkpoint-{best}")]
+    assert weights[0].exists() == (best is not None)
+    if best is not None:
+        assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_scores_that_are_not_finite_use_up_patience_also_across_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = (math.nan, -math.inf, math.nan, 3.0)
+    short, long = (make_recipe(training_steps=k, training_validate_every=1, training_patience=3) for k in (2, 4))
+    text, watching = make_text(300), (Scripted(*scores), EarlyStop(3))
+    assert not train(short, tmp_path, text, monkeypatch, *watching).stopped_early
+    watching = (Scripted(*scores), EarlyStop(3))
+    outcome = train(long, tmp_path, text, monkeypatch, *watching, resume="auto")
+    assert (outcome.step, outcome.stopped_early) == (3, True)

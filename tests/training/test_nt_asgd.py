@@ -1,6 +1,7 @@
 """NT-ASGD: SGD whose average begins when validation stops improving, against the paper's algorithm and torch's ASGD."""
 
 import dataclasses
+import math
 import shutil
 from pathlib import Path
 
@@ -51,6 +52,12 @@ def beginning(scores: list[float], patience: int) -> int | None:
         ([5, 6], 1, None),
         ([5, 6, 7], 1, 3),
         ([3, 4, 4, 4, 4, 4, 4], 5, 7),
+        # A score that is not finite is worse than any other.
+        ([5, 4, math.nan], 1, 3),
+        ([5, 4, -math.inf], 1, 3),
+        ([math.nan, 5, 4, 3], 1, None),
+        ([-math.inf, 5, 4, 3], 1, None),
+        ([math.nan, math.nan, math.nan, 5], 1, None),
     ],
 )
 def test_the_trigger_on_scores_made_by_hand(scores: list[float], patience: int, begins: int | None) -> None:

@@ -19,6 +19,11 @@ class Validation:
     nats: float
 
     @property
+    def score(self) -> float:
+        """`nats` for comparisons: what is not finite is worse than everything else."""
+        return self.nats if math.isfinite(self.nats) else math.inf
+
+    @property
     def bits(self) -> float:
         return self.nats / math.log(2)
 

@@ -21,9 +21,9 @@ class AverageTrigger(Observer):
         average = trainer.average
         if average is None or average.began is not None or validation.step % self.every:
             return
-        if any(score < validation.nats for score in self.scores[: -self.patience]):
+        if any(score < validation.score for score in self.scores[: -self.patience]):
             average.began = validation.step - 1  # the weights that were scored are the first of the mean
-        self.scores.append(validation.nats)
+        self.scores.append(validation.score)
 
     def facts(self) -> dict[str, Any]:
         return {"scores": self.scores} if self.scores else {}

@@ -21,9 +21,9 @@ class Checkpoints(Observer):
         self.best = math.inf
 
     def validated(self, trainer: Trainer, validation: Validation) -> None:
-        if validation.nats >= self.best:
+        if validation.score >= self.best:
             return
-        self.best = validation.nats
+        self.best = validation.score
         score = f"{validation.bits:.4f} bits per token on {validation.tokens:,} held-out tokens, as training validates."
         set_aside_if_broken(self.folder / "best")
         with trainer.as_model() as model:

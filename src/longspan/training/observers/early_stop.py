@@ -15,15 +15,15 @@ class EarlyStop(Observer):
         self.best, self.waited = math.inf, 0
 
     def validated(self, trainer: Trainer, validation: Validation) -> None:
-        if validation.nats < self.best:
-            self.best, self.waited = validation.nats, 0
+        if validation.score < self.best:
+            self.best, self.waited = validation.score, 0
         else:
             self.waited += 1
         if self.waited >= self.patience:
             trainer.stopped_early = trainer.finished = True
 
     def facts(self) -> dict[str, Any]:
-        return {"best": self.best, "waited": self.waited} if math.isfinite(self.best) else {}
+        return {"best": self.best, "waited": self.waited}
 
     def restore(self, facts: dict[str, Any]) -> None:
         self.best, self.waited = float(facts.get("best", math.inf)), int(facts.get("waited", 0))

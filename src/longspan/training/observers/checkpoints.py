@@ -2,23 +2,26 @@
 
 import math
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from longspan.checkpoints import store
 from longspan.checkpoints.model_folder import save_model
-from longspan.errors import CheckpointError
+from longspan.data.cache import signature
+from longspan.errors import CheckpointError, DataError
 from longspan.training import snapshot
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer, Validation
 
 
 class Checkpoints(Observer):
-    """Saves every `every` steps, at the end, and when a signal asks for a stop; older ones than the last `keep` go."""
+    """Saves every `every` steps, at the end, and when a signal asks for a stop; only the last `keep` good ones stay."""
 
     def __init__(self, folder: Path, every: int, keep: int) -> None:
         self.folder, self.every, self.keep = folder, every, keep
         self.best = math.inf
+        self.good: dict[str, dict[str, list[int]]] = {}
 
     def validated(self, trainer: Trainer, validation: Validation) -> None:
         if validation.score >= self.best:
@@ -37,8 +40,28 @@ class Checkpoints(Observer):
             path = self.folder / f"checkpoint-{trainer.step}"
             set_aside_if_broken(path)
             snapshot.save(trainer, path)
-            for old in store.numbered(self.folder)[self.keep :]:
-                shutil.rmtree(old, ignore_errors=True)
+            self.good[path.name] = _signatures(path)
+            self._remove_old()
+
+    def _remove_old(self) -> None:
+        """Remove what is older than the last `keep` good checkpoints; broken ones do not count as kept."""
+        places = store.numbered(self.folder)
+        if len(places) <= self.keep:
+            return
+        kept = 0
+        for path in places:
+            if kept < self.keep:
+                kept += self._is_good(path)
+            else:
+                shutil.rmtree(store.locate(path) or path, ignore_errors=True)
+
+    def _is_good(self, path: Path) -> bool:
+        """Whether a run can be resumed from it. A large checkpoint takes seconds to read, so it is read only if its
+        files have changed since it was saved or last read."""
+        now = _signatures(path)
+        if self.good.get(path.name) != now and is_whole(path, snapshot.PARTS):
+            self.good[path.name] = now
+        return self.good.get(path.name) == now
 
     def facts(self) -> dict[str, Any]:
         return {"best": self.best} if math.isfinite(self.best) else {}
@@ -48,12 +71,20 @@ class Checkpoints(Observer):
         self.best = float(facts.get("best", math.inf)) if is_whole(self.folder / "best") else math.inf
 
 
-def is_whole(path: Path) -> bool:
+def is_whole(path: Path, parts: Collection[str] = ()) -> bool:
     try:
-        store.read_folder(path)
+        return set(parts) <= set(store.read_folder(path).files)
     except CheckpointError:
         return False
-    return True
+
+
+def _signatures(path: Path) -> dict[str, list[int]]:
+    """What changes when a file of the folder is written to."""
+    place = store.locate(path) or path
+    try:
+        return {file.name: signature(file) for file in place.iterdir()}
+    except (OSError, DataError):
+        return {}
 
 
 def set_aside_if_broken(path: Path) -> None:

@@ -1,13 +1,10 @@
 """A run is a folder: the recipe as resolved, what it ran on, metrics, checkpoints. It can be left and taken up."""
 
 import dataclasses
-import fcntl
 import json
-import os
 import shlex
 import signal
-from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from longspan.errors import CheckpointError, ConfigError, DataError
 from longspan.models.families import create
 from longspan.training import snapshot
 from longspan.training.environment import describe
+from longspan.training.folder import check_folder, claimed
 from longspan.training.ledger import NotFiniteError
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer
@@ -140,11 +138,9 @@ def train(
     """Train to the recipe's end in the folder `out`; `resume` is 'auto' or the path of a checkpoint or a run."""
     device = torch.device(device)
     out = Path(out)
-    check_folder(out, resume)
     check_apart(out, recipe.data)
-    with ExitStack() as held:
-        if out.is_dir():
-            held.enter_context(claimed(out))
+    with claimed(out):
+        check_folder(out, resume)
         start = find_start(out, resume)
         text = open_text(recipe, "train")
         watching = default_observers(recipe, out, text) if observers is None else list(observers)
@@ -157,10 +153,7 @@ def train(
         before = trainer.step
         if not trainer.finished:
             rehearse(trainer)
-            was_there = out.is_dir()
             write_about(out, recipe, text, device)
-            if not was_there:
-                held.enter_context(claimed(out))
             try:
                 trainer.run()
             except NotFiniteError as error:
@@ -177,22 +170,6 @@ def _way_on(out: Path) -> str:
     return "look at that text, or begin in another --out with a lower training.lr"
 
 
-@contextmanager
-def claimed(out: Path) -> Iterator[None]:
-    """Held while a process trains in a folder: two would write over each other. It ends with the process."""
-    descriptor = os.open(out, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"another process trains in {out}; wait for its end, or choose another --out") from None
-        except OSError:  # some network file systems have no locks
-            pass
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def default_observers(recipe: Recipe, out: Path, text: Encoded) -> list[Observer]:
     """In the order they are called: what a checkpoint must hold or follow comes before it."""
     training = recipe.training
@@ -207,18 +184,6 @@ def default_observers(recipe: Recipe, out: Path, text: Encoded) -> list[Observer
     if training.average_patience:
         observers.append(AverageTrigger(training.average_patience, training.validate_every))
     return [*observers, Checkpoints(out, training.save_every, training.keep)]
-
-
-def check_folder(out: Path, resume: str | None) -> None:
-    """An output folder is new, empty, or holds the run that is to be resumed."""
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out} is a file; give the name of a folder")
-    if not out.exists() or not any(out.iterdir()):
-        return
-    if not (out / RECIPE).is_file() or (out / MANIFEST).exists():
-        raise ConfigError(f"--out {out} is not empty and holds no run; choose another folder")
-    if resume is None:
-        raise ConfigError(f"--out {out} holds a run; add --resume auto to go on with it, or choose another folder")
 
 
 def check_apart(out: Path, data: DataConfig) -> None:

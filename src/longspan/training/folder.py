@@ -1,0 +1,87 @@
+"""The folder of a run: who may train in it, and what may be in it before."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from longspan.checkpoints.manifest import MANIFEST
+from longspan.data.cache import sync
+from longspan.errors import ConfigError
+from longspan.training.snapshot import RECIPE
+
+ATTEMPTS = 10
+
+
+@contextmanager
+def claimed(out: Path) -> Iterator[None]:
+    """Make the folder where there is none and hold its lock: two processes would overwrite each other's files.
+
+    The lock ends with the process. A folder made here is removed again if nothing was written to it.
+    """
+    descriptor, made = _claim(out)
+    try:
+        yield
+    finally:
+        for folder in made:
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
+        os.close(descriptor)
+
+
+def _claim(out: Path) -> tuple[int, list[Path]]:
+    """The folder, open and locked, and which folders were made for it, the innermost first."""
+    made: list[Path] = []
+    try:
+        place = out.resolve()
+        for _ in range(ATTEMPTS):
+            # Another process may remove a folder that it made: then the next attempt makes it.
+            with suppress(FileNotFoundError):
+                made = [*_make(place), *made]
+                descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+                try:
+                    _lock(descriptor, out)
+                    if os.path.samestat(os.fstat(descriptor), place.stat()):
+                        return descriptor, made
+                except BaseException:
+                    os.close(descriptor)
+                    raise
+                os.close(descriptor)
+        why = "it was removed meanwhile"
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError(f"--out {out} is a file or lies in one; give the name of a folder") from None
+    except (OSError, RuntimeError) as error:  # a loop of links is a RuntimeError
+        why = getattr(error, "strerror", None) or str(error)
+    raise ConfigError(f"--out {out} cannot be used: {why}; choose another folder")
+
+
+def _make(place: Path) -> list[Path]:
+    """Make a folder and the folders above it that are missing; gives those made here, the innermost first."""
+    missing = [folder for folder in (place, *place.parents) if not folder.exists()]
+    made = []
+    for folder in reversed(missing):
+        with suppress(FileExistsError):  # made by another process in the meantime
+            folder.mkdir()
+            made.append(folder)
+            sync(folder.parent)
+    return made[::-1]
+
+
+def _lock(descriptor: int, out: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"another process trains in {out}; wait for its end, or choose another --out") from None
+    except OSError:  # some network file systems have no locks
+        pass
+
+
+def check_folder(out: Path, resume: str | None) -> None:
+    """An output folder is empty, or holds the run that is to be resumed."""
+    if not any(out.iterdir()):
+        return
+    if not (out / RECIPE).is_file() or (out / MANIFEST).exists():
+        raise ConfigError(f"--out {out} is not empty and holds no run; choose another folder")
+    if resume is None:
+        raise ConfigError(f"--out {out} holds a run; add --resume auto to go on with it, or choose another folder")

@@ -1,0 +1,90 @@
+"""The folder of a run: one process at a time, and nothing a kill leaves in it is in the way of a restart."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longspan.data import Encoded
+from longspan.errors import ConfigError
+from longspan.training import run
+from tests.training.conftest import aside, losses, make_recipe, make_text, train
+
+TORTURE = bool(os.environ.get("LONGSPAN_TORTURE"))
+
+
+@pytest.mark.parametrize("resume", [None, "auto"])
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_second_process_is_refused_while_the_first_prepares(
+    exists: bool, resume: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, out = make_recipe(training_steps=2), tmp_path / "new" / "run"
+    if exists:
+        out.mkdir(parents=True)
+    refused = []
+
+    def prepare(*_: Any) -> Encoded:
+        monkeypatch.setattr(run, "open_text", lambda *_: pytest.fail("the second process got this far"))
+        with pytest.raises(ConfigError, match=str(out)):
+            run.train(recipe, out, resume=resume, observers=[])
+        refused.append(list(out.iterdir()))
+        return make_text(300)
+
+    monkeypatch.setattr(run, "open_text", prepare)
+    assert run.train(recipe, out, resume=resume, observers=[]).finished
+    assert refused == [[]]
+
+
+def test_two_processes_started_at_once_make_one_run(tmp_path: Path) -> None:
+    assert aside(start_pairs, str(tmp_path)) == 0
+
+
+def start_pairs(folder: str) -> None:
+    for k in range(200 if TORTURE else 3):
+        out = Path(folder) / f"run-{k}"
+        reading, writing = os.pipe()
+        children = [fork(out, reading, writing) for _ in range(2)]
+        os.close(reading)
+        os.close(writing)
+        codes = sorted(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+        assert codes == [0, 3]
+        assert len(losses(out)) == 3
+        assert len((out / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def fork(out: Path, reading: int, writing: int) -> int:
+    """A child that trains once its parent closes the pipe; it exits with 3 where it is refused."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.close(writing)
+            os.read(reading, 1)
+            train(make_recipe(training_steps=3), out, make_text(300), pytest.MonkeyPatch())
+            code = 0
+        except ConfigError as error:
+            code = 3 if str(out) in str(error) else 1
+        finally:
+            os._exit(code)
+    return child
+
+
+def test_a_folder_that_was_not_written_to_goes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Encoded:
+        raise ConfigError("no such text")
+
+    monkeypatch.setattr(run, "open_text", fail)
+    (tmp_path / "mine").mkdir()
+    for name in ("a/b/c", "mine/run", "mine"):
+        with pytest.raises(ConfigError, match="no such text"):
+            run.train(make_recipe(), tmp_path / name)
+    assert list(tmp_path.rglob("*")) == [tmp_path / "mine"]
+
+
+def test_a_place_where_no_folder_can_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for name in ("file", "file/run"):
+        with pytest.raises(ConfigError, match=str(tmp_path / name)):
+            run.train(make_recipe(), tmp_path / name)
+    assert (tmp_path / "file").read_text() == "mine"

@@ -1,5 +1,6 @@
 """The folder of a run: one process at a time, and nothing a kill leaves in it is in the way of a restart."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from longspan.data import Encoded
 from longspan.errors import ConfigError
 from longspan.training import run
+from longspan.training.folder import read_about
 from tests.training.conftest import aside, losses, make_recipe, make_text, train
 
 TORTURE = bool(os.environ.get("LONGSPAN_TORTURE"))
@@ -88,3 +90,36 @@ def test_a_place_where_no_folder_can_be_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=str(tmp_path / name)):
             run.train(make_recipe(), tmp_path / name)
     assert (tmp_path / "file").read_text() == "mine"
+
+
+OURS = json.dumps({"data": {}, "processes": [{"command": ["longspan"]}]})
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        {".recipe.toml.new-0123abcd.longspan": "name = "},
+        {".run.json.new-0123abcd.longspan": "{"},
+        {"run.json": OURS},
+        {"run.json": OURS, ".recipe.toml.new-0123abcd.longspan": "", ".recipe.toml.new-89abcdef.longspan": ""},
+    ],
+)
+@pytest.mark.parametrize("resume", [None, "auto"])
+def test_what_a_killed_start_leaves_is_no_run(
+    resume: str | None, left: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, content in left.items():
+        (tmp_path / name).write_text(content)
+    recipe = make_recipe(training_steps=1)
+    assert train(recipe, tmp_path, make_text(300), monkeypatch, resume=resume).took_steps == 1
+    assert not list(tmp_path.glob(".*"))
+    assert read_about(tmp_path)["processes"][-1]["torch"]
+
+
+@pytest.mark.parametrize("name", ["run.json", ".recipe.toml", ".letter.txt.new-0123abcd.longspan"])
+def test_files_of_others_are_left_alone(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / name).write_text('{"mine": 1}')
+    for resume in (None, "auto"):
+        with pytest.raises(ConfigError, match=str(tmp_path)):
+            train(make_recipe(), tmp_path, make_text(300), monkeypatch, resume=resume)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ['{"mine": 1}']

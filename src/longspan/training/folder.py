@@ -1,16 +1,25 @@
-"""The folder of a run: who may train in it, and what may be in it before."""
+"""The folder of a run: who may train in it, what may be in it before, and what it says about the run."""
 
 import fcntl
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import torch
+
+from longspan.checkpoints import store
 from longspan.checkpoints.manifest import MANIFEST
+from longspan.data import Encoded
 from longspan.data.cache import sync
 from longspan.errors import ConfigError
+from longspan.training.environment import describe
+from longspan.training.recipe import Recipe
 from longspan.training.snapshot import RECIPE
 
+ENVIRONMENT = "run.json"
 ATTEMPTS = 10
 
 
@@ -78,10 +87,38 @@ def _lock(descriptor: int, out: Path) -> None:
 
 
 def check_folder(out: Path, resume: str | None) -> None:
-    """An output folder is empty, or holds the run that is to be resumed."""
-    if not any(out.iterdir()):
+    """An output folder is empty, holds what a killed start left, or holds the run that is to be resumed."""
+    if all(_is_ours(path) for path in out.iterdir()):
         return
     if not (out / RECIPE).is_file() or (out / MANIFEST).exists():
         raise ConfigError(f"--out {out} is not empty and holds no run; choose another folder")
     if resume is None:
         raise ConfigError(f"--out {out} holds a run; add --resume auto to go on with it, or choose another folder")
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a start that was killed left this file: `write_about` writes recipe.toml last, and that makes the run."""
+    leftover = store.LEFTOVER.fullmatch(path.name)
+    if leftover is not None:
+        return leftover["kind"] == "new" and leftover["name"] in (RECIPE, ENVIRONMENT)
+    return path.name == ENVIRONMENT and "processes" in read_about(path.parent)
+
+
+def write_about(out: Path, recipe: Recipe, text: Encoded, device: torch.device) -> None:
+    """run.json with an entry for each process that worked on the run, then recipe.toml."""
+    processes = read_about(out).get("processes")
+    about = {
+        "data": {"name": text.name, "split": text.split, "tokens": len(text), "fingerprint": text.fingerprint},
+        "processes": [*(processes if isinstance(processes, list) else []), describe(device)],
+    }
+    store.write_file(out / ENVIRONMENT, (json.dumps(about, indent=1) + "\n").encode())
+    store.write_file(out / RECIPE, recipe.to_toml().encode())
+
+
+def read_about(out: Path) -> dict[str, Any]:
+    """What run.json says; nothing where it is missing or damaged."""
+    try:
+        about = json.loads((out / ENVIRONMENT).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return about if isinstance(about, dict) else {}

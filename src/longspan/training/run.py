@@ -1,7 +1,6 @@
 """A run is a folder: the recipe as resolved, what it ran on, metrics, checkpoints. It can be left and taken up."""
 
 import dataclasses
-import json
 import shlex
 import signal
 from collections.abc import Mapping, Sequence, Set
@@ -19,8 +18,7 @@ from longspan.data.readings import find_reading
 from longspan.errors import CheckpointError, ConfigError, DataError
 from longspan.models.families import create
 from longspan.training import snapshot
-from longspan.training.environment import describe
-from longspan.training.folder import check_folder, claimed
+from longspan.training.folder import check_folder, claimed, read_about, write_about
 from longspan.training.ledger import NotFiniteError
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer
@@ -35,7 +33,7 @@ from longspan.training.recipe import DataConfig, Recipe, load_recipe
 from longspan.training.rehearsal import rehearse
 from longspan.training.schedules import value_at
 
-RECIPE, ENVIRONMENT = snapshot.RECIPE, "run.json"
+RECIPE = snapshot.RECIPE
 # What a resume may change: it moves an end or what is watched, not what a step computes.
 FREE = {
     *(f"data.{key}" for key in ("corpus", "valid", "test")),
@@ -257,26 +255,10 @@ def _flat(recipe: Recipe) -> dict[str, Any]:
     return {f"{table}.{key}": value for table, values in tables.items() for key, value in values.items()}
 
 
-def write_about(out: Path, recipe: Recipe, text: Encoded, device: torch.device) -> None:
-    """recipe.toml, and run.json with an entry for each process that worked on the run."""
-    store.write_file(out / RECIPE, recipe.to_toml().encode())
-    processes: list[Any] = []
-    if (out / ENVIRONMENT).is_file():
-        try:
-            processes = json.loads((out / ENVIRONMENT).read_text(encoding="utf-8"))["processes"]
-        except (OSError, ValueError, KeyError, TypeError):
-            processes = []
-    about = {
-        "data": {"name": text.name, "split": text.split, "tokens": len(text), "fingerprint": text.fingerprint},
-        "processes": [*processes, describe(device)],
-    }
-    store.write_file(out / ENVIRONMENT, (json.dumps(about, indent=1) + "\n").encode())
-
-
 def origin(out: Path) -> list[str]:
     """What run.json tells of a run's weights, in sentences: the text, and what its last process ran on."""
+    about = read_about(out)
     try:
-        about = json.loads((out / ENVIRONMENT).read_text(encoding="utf-8"))
         data, last = about["data"], about["processes"][-1]
         made_by = last["commit"]  # none where an installed longspan trained
         text = f"Text: the {data['split']} split of {data['name']}, {data['tokens']:,} tokens"
@@ -285,5 +267,5 @@ def origin(out: Path) -> list[str]:
             f"Trained by longspan {last['longspan']}, {f'commit {made_by}, ' * bool(made_by)}torch {last['torch']}, "
             f"on {last['device']}.",
         ]
-    except (OSError, ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError):
         return []

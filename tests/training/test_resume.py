@@ -12,7 +12,7 @@ import pytest
 from longspan.checkpoints.store import CheckpointWarning
 from longspan.errors import CheckpointError, ConfigError, DataError
 from longspan.training.loop import Trainer
-from longspan.training.observer import Observer
+from longspan.training.observer import Observer, Validation
 from tests.training.conftest import content, losses, make_recipe, make_text, train
 
 TORTURE = bool(os.environ.get("LONGSPAN_TORTURE"))
@@ -170,6 +170,66 @@ def test_a_branch_starts_from_another_runs_checkpoint(tmp_path: Path, monkeypatc
     assert content(tmp_path / "branch" / "checkpoint-12") == content(tmp_path / "run" / "checkpoint-12")
     with pytest.raises(ConfigError, match="to branch off from there give another --out"):
         train(recipe, tmp_path / "run", text, monkeypatch, resume=start)
+
+
+class Stops(Observer):
+    """Ends a run after some step without a checkpoint, as a kill would."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def after_step(self, trainer: Trainer) -> None:
+        if trainer.step == self.step:
+            raise KeyboardInterrupt
+
+
+def test_a_branch_that_has_saved_nothing_restarts_where_it_branched_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, start = make_text(300), str(tmp_path / "run" / "checkpoint-3")
+    train(make_recipe(training_steps=4), tmp_path / "run", text, monkeypatch, Scripted())
+    lower = make_recipe(training_lr=0.001, training_steps=6, training_save_every=100)
+    branch, whole = tmp_path / "branch", tmp_path / "whole"
+    train(lower, whole, text, monkeypatch, Scripted(), resume=start)
+    for resume in (start, "auto", "auto"):
+        with pytest.raises(KeyboardInterrupt):
+            train(lower, branch, text, monkeypatch, Scripted(), Stops(5), resume=resume)
+    early = tmp_path / "early"  # killed between the two files it begins with
+    early.mkdir()
+    shutil.copy(branch / "run.json", early)
+    for out in (branch, early):
+        assert train(lower, out, text, monkeypatch, Scripted(), resume="auto").took_steps == 3
+        assert content(out / "checkpoint-6") == content(whole / "checkpoint-6")
+        assert (out / "metrics.jsonl").read_text().count("\n") == 3
+        weights = [folder / "best" / "model.safetensors" for folder in (out, whole)]
+        assert weights[0].read_bytes() == weights[1].read_bytes()
+    longer = make_recipe(training_lr=0.001, training_steps=7)
+    shutil.rmtree(tmp_path / "run")
+    assert train(longer, branch, text, monkeypatch, Scripted(), resume="auto").took_steps == 1
+
+
+class Scripted(Observer):
+    """Scores get worse from step to step."""
+
+    def after_step(self, trainer: Trainer) -> None:
+        trainer.announce(Validation(trainer.step, 1, float(trainer.step)))
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_branch_does_not_start_anew_where_its_start_is_gone_or_changed(
+    gone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, text, start = make_recipe(training_save_every=3), make_text(300), tmp_path / "run" / "checkpoint-3"
+    train(make_recipe(training_steps=3), tmp_path / "run", text, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, tmp_path / "branch", text, monkeypatch, Stops(4), resume=str(start))
+    shutil.rmtree(start)
+    if not gone:
+        train(make_recipe(training_steps=3, training_seed=5), tmp_path / "other", text, monkeypatch)
+        shutil.copytree(tmp_path / "other" / "checkpoint-3", start)
+    with pytest.raises(CheckpointError, match=str(start)):
+        train(recipe, tmp_path / "branch", text, monkeypatch, resume="auto")
+    assert not list((tmp_path / "branch").glob("checkpoint-*"))
 
 
 def test_what_cannot_be_resumed_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,15 +11,18 @@ from typing import Any
 import torch
 
 from longspan.checkpoints import store
-from longspan.checkpoints.manifest import MANIFEST
+from longspan.checkpoints.manifest import MANIFEST, Verified
+from longspan.checkpoints.model_folder import WEIGHTS
 from longspan.data import Encoded
 from longspan.data.cache import sync
-from longspan.errors import ConfigError
+from longspan.errors import CheckpointError, ConfigError
 from longspan.training.environment import describe
 from longspan.training.recipe import Recipe
-from longspan.training.snapshot import RECIPE
+from longspan.training.snapshot import PARTS, RECIPE, TENSORS
 
-ENVIRONMENT = "run.json"
+ENVIRONMENT, ORIGIN = "run.json", "began_at"
+# What decides every bit of the steps that follow a checkpoint; its other files also say how long the run took.
+DECIDING = (WEIGHTS, TENSORS)
 ATTEMPTS = 10
 
 
@@ -104,15 +107,48 @@ def _is_ours(path: Path) -> bool:
     return path.name == ENVIRONMENT and "processes" in read_about(path.parent)
 
 
-def write_about(out: Path, recipe: Recipe, text: Encoded, device: torch.device) -> None:
-    """run.json with an entry for each process that worked on the run, then recipe.toml."""
-    processes = read_about(out).get("processes")
+def write_about(out: Path, recipe: Recipe, text: Encoded, device: torch.device, start: Verified | None) -> None:
+    """run.json with an entry for each process that worked on the run, then recipe.toml.
+
+    A run that began at a checkpoint of another run, `start`, says at which.
+    """
+    before = read_about(out)
+    processes = before.get("processes")
     about = {
         "data": {"name": text.name, "split": text.split, "tokens": len(text), "fingerprint": text.fingerprint},
         "processes": [*(processes if isinstance(processes, list) else []), describe(device)],
     }
+    if start is not None and is_own(start, out):
+        about |= {ORIGIN: before[ORIGIN]} if ORIGIN in before else {}
+    elif start is not None:
+        about[ORIGIN] = {"checkpoint": str(start.path), "sha256": {name: start.files[name].sha256 for name in DECIDING}}
     store.write_file(out / ENVIRONMENT, (json.dumps(about, indent=1) + "\n").encode())
     store.write_file(out / RECIPE, recipe.to_toml().encode())
+
+
+def is_own(start: Verified, out: Path) -> bool:
+    """Whether a checkpoint is one of the run in `out`."""
+    return start.path.parent.resolve() == out.resolve()
+
+
+def find_origin(out: Path) -> Verified | None:
+    """The checkpoint of another run that the run in `out` began at; None for a run that began with new weights."""
+    noted = read_about(out).get(ORIGIN)
+    if noted is None:
+        return None
+    said = f"{out} began at a checkpoint of another run and has saved none of its own"
+    way = "bring that checkpoint back, or choose another --out"
+    try:
+        path, digests = Path(noted["checkpoint"]), {name: noted["sha256"][name] for name in DECIDING}
+    except (LookupError, TypeError):
+        raise CheckpointError(f"{said}, and {ENVIRONMENT} does not say which; choose another --out") from None
+    try:
+        found = store.read_folder(path, PARTS)
+    except CheckpointError as error:
+        raise CheckpointError(f"{said}: {error}; {way}") from None
+    if any(found.files[name].sha256 != digest for name, digest in digests.items()):
+        raise CheckpointError(f"{said}, and {path} has changed since; {way}")
+    return found
 
 
 def read_about(out: Path) -> dict[str, Any]:

@@ -58,3 +58,6 @@ class Observer:
 
     def restore(self, facts: dict[str, Any]) -> None:
         """Take back what `facts` gave."""
+
+    def branched(self) -> None:
+        """What was restored came from a checkpoint of another run."""

@@ -18,7 +18,7 @@ from longspan.data.readings import find_reading
 from longspan.errors import CheckpointError, ConfigError, DataError
 from longspan.models.families import create
 from longspan.training import snapshot
-from longspan.training.folder import check_folder, claimed, read_about, write_about
+from longspan.training.folder import check_folder, claimed, find_origin, is_own, read_about, write_about
 from longspan.training.ledger import NotFiniteError
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer
@@ -148,10 +148,13 @@ def train(
         if start is not None:
             check_start(recipe, start, out)
             snapshot.load(trainer, start)
+            if not is_own(start, out):
+                for observer in watching:
+                    observer.branched()
         before = trainer.step
         if not trainer.finished:
             rehearse(trainer)
-            write_about(out, recipe, text, device)
+            write_about(out, recipe, text, device, start)
             try:
                 trainer.run()
             except NotFiniteError as error:
@@ -205,7 +208,7 @@ def find_start(out: Path, resume: str | None) -> Verified | None:
             f"{newest.passed_over[0].reason}; choose another --out to begin anew"
         )
     if resume == "auto":
-        return own
+        return own or find_origin(out)
     path = Path(resume)
     if not path.is_dir():
         raise CheckpointError(f"there is no run or checkpoint {path} to resume; --resume auto takes what --out holds")
@@ -231,8 +234,8 @@ def check_start(recipe: Recipe, start: Verified, out: Path) -> None:
     """A checkpoint is gone on from with the recipe it was made by, whatever has become of the run around it."""
     if RECIPE not in start.files:
         return
-    own = start.path.parent.resolve() == out.resolve()
-    check_same(recipe, load_recipe(start.path / RECIPE), start.path, FREE if own else FREE | TUNABLE)
+    free = FREE if is_own(start, out) else FREE | TUNABLE
+    check_same(recipe, load_recipe(start.path / RECIPE), start.path, free)
 
 
 def check_same(recipe: Recipe, stored: Recipe, where: Path, free: Set[str] = FREE) -> None:

@@ -67,8 +67,11 @@ class Checkpoints(Observer):
         return {"best": self.best} if math.isfinite(self.best) else {}
 
     def restore(self, facts: dict[str, Any]) -> None:
-        # A branch, or a run whose best was moved away or damaged, has none to compare with.
+        # A run whose best was moved away or damaged has none to compare with.
         self.best = float(facts.get("best", math.inf)) if is_whole(self.folder / "best") else math.inf
+
+    def branched(self) -> None:
+        self.best = math.inf  # the score was that of the other run's best
 
 
 def is_whole(path: Path, parts: Collection[str] = ()) -> bool:

@@ -1,6 +1,8 @@
-"""Test 1 of reliability: SIGKILL at random instants, many of them inside a save; no run is lost, not a bit differs.
+"""Test 1 of reliability: SIGKILL at random instants, inside saves and while a run starts; no run is lost, not a bit
+differs.
 
-Each trial is forked from a process that has torch imported and has not computed yet.
+Each trial is forked from a process that has torch imported and has not computed yet. `make torture SEED=7` draws other
+instants.
 """
 
 import importlib
@@ -16,11 +18,16 @@ from pathlib import Path
 import pytest
 
 from longspan.checkpoints import store
-from tests.training.conftest import aside, content, losses, make_recipe, make_text, train
+from longspan.training.observers.metrics import read_lines
+from longspan.training.recipe import Recipe
+from tests.training.conftest import aside, content, make_recipe, make_text, train
 
 TORTURE = bool(os.environ.get("LONGSPAN_TORTURE"))
+SEED = int(os.environ.get("LONGSPAN_SEED", "1"))
 KILLS, IN_SAVES = (500, 100) if TORTURE else (6, 3)
-STEPS = 12
+STEPS, BRANCHED = 12, 5
+# About as many operations on files as there are from the start of a run to the end of its first save.
+START = 40
 
 
 def fork(work: Callable[[int], object]) -> tuple[int, int]:
@@ -70,42 +77,116 @@ def done(reading: int) -> bool:
     return bool(ready) and not os.read(reading, 4096)
 
 
+def die_before(count: int, folder: Path) -> None:
+    """Kill this process before its `count`-th operation on files; other files than those in `folder` do not count."""
+    left = count
+
+    def counted(operation: Callable[..., object]) -> Callable[..., object]:
+        def instead(*arguments: object, **options: object) -> object:
+            nonlocal left
+            left -= not isinstance(arguments[0], Path) or arguments[0].is_relative_to(folder)
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return operation(*arguments, **options)
+
+        return instead
+
+    for place, name in [(Path, "open"), *((os, name) for name in ("mkdir", "rename", "fsync", "unlink", "rmdir"))]:
+        setattr(place, name, counted(getattr(place, name)))
+
+
 def test_killed_runs_end_equal_to_the_last_bit(tmp_path: Path) -> None:
     assert aside(try_kills, str(tmp_path), timeout=None if TORTURE else 300) == 0
 
 
 def try_kills(folder: str) -> None:
     importlib.import_module("torch._dynamo")  # what optimisers would load in every child
-    tmp_path, monkeypatch = Path(folder), pytest.MonkeyPatch()  # never undone: the process ends here
-    recipe, text, chance = make_recipe(training_steps=STEPS, training_keep=2), make_text(300), random.Random(1)
-    child, reading = fork(lambda _: train(recipe, tmp_path / "whole", text, monkeypatch))
-    os.close(reading)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    expected, curve = content(tmp_path / f"whole/checkpoint-{STEPS}"), losses(tmp_path / "whole")
-    out = tmp_path / "run"
+    trials = Trials(Path(folder), random.Random(SEED))
+    trials.kill_anywhere()
+    trials.kill_starts(branch=False)
+    trials.kill_starts(branch=True)
 
-    def work(writing: int) -> None:
-        write = store._write_synced
 
-        def telling(path: Path, content: store.Content) -> store.Entry:
-            os.write(writing, b".")
-            return write(path, content)
+class Trials:
+    """Runs that are killed and restarted until they finish, against runs that are not."""
 
-        store._write_synced = telling
-        train(recipe, out, text, monkeypatch, resume="auto")
+    def __init__(self, folder: Path, chance: random.Random) -> None:
+        self.folder, self.out, self.chance = folder, folder / "run", chance
+        self.text, self.patch = make_text(300), pytest.MonkeyPatch()  # never undone: the process ends here
+        self.recipe = make_recipe(training_steps=STEPS, training_keep=2)
+        self.lower = make_recipe(training_steps=STEPS, training_keep=2, training_lr=0.001)
+        every = make_recipe(training_steps=STEPS)
+        self.start = str(folder / f"whole/checkpoint-{BRANCHED}")
+        self._finish(lambda _: train(every, folder / "whole", self.text, self.patch))
+        self._finish(lambda _: train(self.lower, folder / "branch", self.text, self.patch, resume=self.start))
 
-    killed = killed_in_saves = finished = 0
-    while killed < KILLS or killed_in_saves < IN_SAVES or not finished:
-        in_save = killed_in_saves < IN_SAVES and chance.random() < 0.5
-        if not run_trial(work, in_save, chance):
-            killed += 1
-            killed_in_saves += in_save
-        elif out.exists():
+    def _finish(self, work: Callable[[int], object]) -> None:
+        child, reading = fork(work)
+        os.close(reading)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def check(self, whole: str) -> None:
+        """The run has ended as the one that was left alone."""
+        expected = self.folder / whole
+        last = f"checkpoint-{STEPS}"
+        assert content(self.out / last) == content(expected / last)
+        assert curve(self.out) == curve(expected)
+        # What a kill leaves behind carries a name of ours and is gone when the run is.
+        assert not [path for path in self.out.iterdir() if path.name.startswith(".")]
+        shutil.rmtree(self.out)
+
+    def kill_anywhere(self) -> None:
+        def work(writing: int) -> None:
+            write = store._write_synced
+
+            def telling(path: Path, content: store.Content) -> store.Entry:
+                os.write(writing, b".")
+                return write(path, content)
+
+            store._write_synced = telling
+            train(self.recipe, self.out, self.text, self.patch, resume="auto")
+
+        killed = killed_in_saves = finished = 0
+        while killed < KILLS or killed_in_saves < IN_SAVES or not finished:
+            in_save = killed_in_saves < IN_SAVES and self.chance.random() < 0.5
+            if not run_trial(work, in_save, self.chance):
+                killed += 1
+                killed_in_saves += in_save
+            elif self.out.exists():
+                finished += 1
+                self.check("whole")
+        print(f"seed {SEED}: {killed} kills, {killed_in_saves} of them in saves, {finished} runs finished")
+
+    def kill_starts(self, branch: bool) -> None:
+        """A run, or a branch of one, whose processes are killed as they start, a few times each."""
+        recipe = self.lower if branch else self.recipe
+        killed = finished = 0
+        while killed < KILLS // 2 or not finished:
+            for _ in range(self.chance.randrange(1, 4)):
+                killed += self._kill_start(recipe, branch)
+            self._finish(lambda _: self._train(recipe, branch))
+            self.check("branch" if branch else "whole")
             finished += 1
-            assert content(out / f"checkpoint-{STEPS}") == expected
-            assert losses(out) == curve
-            # What a kill leaves behind carries a name of ours and is gone when the run is.
-            assert not [path for path in out.iterdir() if path.name.startswith(".checkpoint")]
-            shutil.rmtree(out)
-    assert killed >= KILLS
-    assert finished >= 1
+        print(f"seed {SEED}: {killed} kills at the start of {'branches' if branch else 'runs'}, {finished} finished")
+
+    def _kill_start(self, recipe: Recipe, branch: bool) -> bool:
+        count = self.chance.randrange(1, START)
+
+        def work(_: int) -> None:
+            die_before(count, self.folder)
+            self._train(recipe, branch)
+
+        child, reading = fork(work)
+        os.close(reading)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert code in (0, -signal.SIGKILL), "the run ended in an error"
+        return code != 0
+
+    def _train(self, recipe: Recipe, branch: bool) -> None:
+        """As a person would: the first command again as long as there is no run, then --resume auto."""
+        begun = not branch or (self.out / "recipe.toml").exists()
+        train(recipe, self.out, self.text, self.patch, resume="auto" if begun else self.start)
+
+
+def curve(out: Path) -> list[tuple[int, float]]:
+    return [(row["step"], row["loss"]) for row in read_lines(out / "metrics.jsonl")]

@@ -9,6 +9,7 @@ import torch
 from longspan.contract import State
 from longspan.errors import ConfigError
 from longspan.memory.recording import RecordedStep
+from longspan.models.families import outline
 from longspan.training import run
 from longspan.training.loop import Trainer
 from longspan.training.recipe import Recipe, build_recipe
@@ -88,3 +89,15 @@ def test_what_cannot_be_replayed_is_refused(name: str) -> None:
 def test_a_family_that_does_not_is_refused() -> None:
     with pytest.raises(ConfigError, match="a step of lstm cannot be recorded"):
         take(small("lstm", record=True), 300)
+
+
+@pytest.mark.parametrize("family", ["transformer-xl", "rotary", "vanilla"])
+def test_clusters_of_the_softmax_are_refused(family: str) -> None:
+    """How many tokens fall into a cluster is known only from the data, and so are shapes in a step."""
+    shape = {"family": family, "layers": 1, "width": 16, "segment": 8, "vocabulary": 256}
+    training = {"steps": 8, "record": True}
+    with pytest.raises(ConfigError, match=r"training\.record=true.*model\.cutoffs=\[20, 60\]"):
+        build_recipe({"model": shape | {"cutoffs": [20, 60]}, "training": training}, family)
+    recipe = build_recipe({"model": shape | {"cutoffs": [20, 60]}, "training": training | {"record": False}}, family)
+    assert not outline(family, recipe.model).recordable
+    assert outline(family, build_recipe({"model": shape, "training": training}, family).model).recordable

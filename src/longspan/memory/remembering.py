@@ -31,7 +31,6 @@ class Remembering(LanguageModel):
     convolutions: nn.ModuleList
     final_norm: nn.Module
     copying: Any
-    recordable = True
 
     def regularise(self, config: Any) -> None:
         """Make what keeps it from learning a small text by heart: dropout at both ends, penalties on the output."""
@@ -63,6 +62,11 @@ class Remembering(LanguageModel):
     @property
     def has_memory(self) -> bool:
         return self.config.memory > 0
+
+    @property
+    def recordable(self) -> bool:
+        """With cutoffs the softmax has shapes that depend on the data."""
+        return not self.config.cutoffs
 
     def initial_state(self, batch: int, *, projected: bool | None = None) -> State:
         """Nothing read yet: hidden states while training, projected keys and values with fixed weights."""

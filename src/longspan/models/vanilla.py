@@ -60,7 +60,6 @@ class VanillaLayer(TransformerLayer):
 
 class Vanilla(WithoutMemory):
     Config: ClassVar[type] = VanillaConfig
-    recordable = True
 
     def __init__(self, config: VanillaConfig) -> None:
         super().__init__()
@@ -77,6 +76,11 @@ class Vanilla(WithoutMemory):
             else None
         )
         initialise(self)
+
+    @property
+    def recordable(self) -> bool:
+        """With cutoffs the softmax has shapes that depend on the data."""
+        return not self.config.cutoffs
 
     def hidden_states(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None

@@ -203,6 +203,13 @@ class Recipe:
     expected: ExpectedConfig = field(default_factory=ExpectedConfig)
     reached: ReachedConfig = field(default_factory=ReachedConfig)
 
+    def __post_init__(self) -> None:
+        require(
+            not (self.training.record and self.model.cutoffs),
+            f"training.record=true replays fixed shapes, and with model.cutoffs={list(self.model.cutoffs)} those of "
+            "the softmax depend on the text; turn one of them off",
+        )
+
     def with_vocabulary(self, size: int) -> "Recipe":
         """The same recipe for a text of that many symbols: the data knows, a preset only states."""
         return dataclasses.replace(self, model=dataclasses.replace(self.model, vocabulary=size))

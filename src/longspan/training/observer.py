@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from longspan.training.loop import Trainer
 
 
+class ResumeWarning(UserWarning):
+    """A change that a resume accepts, and what it does."""
+
+
 @dataclass(frozen=True)
 class Validation:
     """What the model scored on held-out text after `step` steps."""

@@ -3,6 +3,7 @@
 import dataclasses
 import shlex
 import signal
+import warnings
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from longspan.training import snapshot
 from longspan.training.folder import check_folder, claimed, find_origin, is_own, read_about, write_about
 from longspan.training.ledger import NotFiniteError
 from longspan.training.loop import Trainer
-from longspan.training.observer import Observer
+from longspan.training.observer import Observer, ResumeWarning
 from longspan.training.observers.average_trigger import AverageTrigger
 from longspan.training.observers.checkpoints import Checkpoints
 from longspan.training.observers.early_stop import EarlyStop
@@ -29,26 +30,27 @@ from longspan.training.observers.metrics import Metrics
 from longspan.training.observers.progress import Progress
 from longspan.training.observers.tensorboard import TensorBoard
 from longspan.training.observers.validation import Validate
-from longspan.training.recipe import DataConfig, Recipe, load_recipe
+from longspan.training.recipe import DataConfig, EvaluationConfig, Recipe, load_recipe
 from longspan.training.rehearsal import rehearse
 from longspan.training.schedules import value_at
 
 RECIPE = snapshot.RECIPE
+# What a validation score depends on beside the model and the text.
+SCORING = {"training.validate_tokens", *(f"evaluation.{key.name}" for key in dataclasses.fields(EvaluationConfig))}
 # What a resume may change: it moves an end or what is watched, not what a step computes.
 FREE = {
+    *SCORING,
     *(f"data.{key}" for key in ("corpus", "valid", "test")),
     # Another vocabulary comes from another text, and that is told by the text's fingerprint.
     "model.vocabulary",
     *(f"training.{key}" for key in ("steps", "tokens", "seconds", "compile", "record", "checkpoint_activations")),
-    *(f"training.{key}" for key in ("validate_every", "validate_tokens", "save_every", "keep", "patience")),
+    *(f"training.{key}" for key in ("validate_every", "save_every", "keep", "patience")),
 }
 # What a branch, a new run that goes on from another's checkpoint, may change on top: how far its steps go.
 TUNABLE = {
     *(f"training.{key}" for key in ("lr", "muon_lr", "muon_momentum", "betas", "epsilon", "weight_decay")),
     *(f"training.{key}" for key in ("schedule", "warmup", "lr_floor", "cooldown", "clip", "spike")),
 }
-# Where averaging waits for validation, validation decides what a step computes.
-TRIGGERING = {"training.validate_every", "training.validate_tokens"}
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,8 @@ def default_observers(recipe: Recipe, out: Path, text: Encoded) -> list[Observer
         held_out = open_corpus(recipe.data.corpus, "valid", text.tokenizer, held_out=recipe.data.held_out)
         if len(held_out) < 2:
             raise DataError(f"the valid split of {held_out.name} has {len(held_out)} tokens; give it more text")
-        observers.append(Validate(held_out, training.validate_every, training.validate_tokens))
+        decides = validation_decides(recipe)
+        observers.append(Validate(held_out, training.validate_every, training.validate_tokens, decides=decides))
     if training.patience:
         observers.append(EarlyStop(training.patience))
     if training.average_patience:
@@ -234,26 +237,40 @@ def check_start(recipe: Recipe, start: Verified, out: Path) -> None:
     """A checkpoint is gone on from with the recipe it was made by, whatever has become of the run around it."""
     if RECIPE not in start.files:
         return
-    free = FREE if is_own(start, out) else FREE | TUNABLE
-    check_same(recipe, load_recipe(start.path / RECIPE), start.path, free)
+    stored = load_recipe(start.path / RECIPE)
+    check_same(recipe, stored, start.path, FREE if is_own(start, out) else FREE | TUNABLE)
+    if recipe.training.validate_every and stored.training.validate_every:
+        now, then = _flat(recipe), _flat(stored)
+        for key in sorted(key for key in SCORING if now.get(key) != then.get(key)):
+            change = f"{key} was {config.show(then.get(key, 'unset'))} and is {config.show(now.get(key, 'unset'))}"
+            warnings.warn(f"{change}; scores before and after cannot be compared", ResumeWarning, stacklevel=2)
 
 
 def check_same(recipe: Recipe, stored: Recipe, where: Path, free: Set[str] = FREE) -> None:
-    """A run goes on with the recipe it began with, save for its end and what watches it."""
+    """A run goes on with the recipe it began with, save for its end and what watches it.
+
+    Where validation scores decide about training, what they depend on must stay as it was too.
+    """
     now, then = _flat(recipe), _flat(stored)
-    free = free - TRIGGERING if stored.training.average_patience else free
+    free = free - SCORING if validation_decides(recipe) else free
+    free = free - {"training.validate_every"} if stored.training.average_patience else free
     for key in sorted(now.keys() | then.keys()):
-        if now.get(key) != then.get(key) and key not in free and not key.startswith(("evaluation.", "expected.")):
+        if now.get(key) != then.get(key) and key not in free:
             raise ConfigError(
                 f"{where} holds a run with {key}={config.show(then.get(key, 'unset'))}, and this one has "
                 f"{config.show(now.get(key, 'unset'))}; choose another --out, or leave {key} as it was"
             )
 
 
+def validation_decides(recipe: Recipe) -> bool:
+    """Whether validation scores end the run or begin the averaging."""
+    return bool(recipe.training.patience or recipe.training.average_patience)
+
+
 def _flat(recipe: Recipe) -> dict[str, Any]:
     tables: Mapping[str, Any] = {
         "model": {"family": recipe.family, **config.plain(recipe.model)},
-        **{name: config.plain(getattr(recipe, name)) for name in ("data", "training")},
+        **{name: config.plain(getattr(recipe, name)) for name in ("data", "training", "evaluation")},
     }
     return {f"{table}.{key}": value for table, values in tables.items() for key, value in values.items()}
 

@@ -1,13 +1,17 @@
 """Held-out text, scored every so many steps and at the end."""
 
+import warnings
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from longspan.data.encoded import Encoded
+from longspan.errors import DataError
 from longspan.evaluation.likelihood import Tally, stream_losses
 from longspan.tokens import Ids
 from longspan.training.loop import Trainer
-from longspan.training.observer import Observer, Validation
+from longspan.training.observer import Observer, ResumeWarning, Validation
 
 PIECES = 16
 
@@ -16,10 +20,12 @@ class Validate(Observer):
     """Scores with the recipe's evaluation settings, on as many lanes as training has rows.
 
     `tokens` takes a sample: its pieces lie evenly over the text, since the beginning alone may be of one kind.
+    Where a score `decides` about training (patience, the average trigger), a resume needs the same text.
     """
 
-    def __init__(self, text: Encoded, every: int, tokens: int | None = None) -> None:
-        self.every = every
+    def __init__(self, text: Encoded, every: int, tokens: int | None = None, *, decides: bool = False) -> None:
+        self.every, self.decides = every, decides
+        self.name, self.fingerprint = text.name, text.fingerprint
         self.ids, self.starts = sample(text, tokens)
 
     def rehearse(self, trainer: Trainer) -> None:
@@ -42,6 +48,24 @@ class Validate(Observer):
             for stretch in stream_losses(model, ids, segment=chosen.segment or segment, lanes=lanes, starts=starts):
                 tally.add(stretch)
         return Validation(trainer.step, tally.count, tally.mean)
+
+    def facts(self) -> dict[str, Any]:
+        return {"fingerprint": self.fingerprint}
+
+    def restore(self, facts: dict[str, Any]) -> None:
+        before = str(facts.get("fingerprint", self.fingerprint))
+        if before == self.fingerprint:
+            return
+        changed = (
+            f"the valid split of {self.name} has changed since the checkpoint (fingerprint {self.fingerprint[:12]}, "
+            f"then {before[:12]})"
+        )
+        if self.decides:
+            raise DataError(
+                f"{changed}, and its scores decide about training; bring back the old text, or begin a new run"
+            )
+        kept = "best/ is replaced only by a score better than its own on the old text"
+        warnings.warn(f"{changed}; {kept}", ResumeWarning, stacklevel=2)
 
 
 def sample(text: Encoded, tokens: int | None) -> tuple[Ids, NDArray[np.int64]]:

@@ -1,0 +1,90 @@
+"""What decides a validation score may not change on a resume where validation decides about training."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longspan.errors import ConfigError, DataError
+from longspan.training import run
+from longspan.training.observer import ResumeWarning
+from longspan.training.observers.validation import Validate
+from tests.training.conftest import make_recipe, make_text, train
+
+OLD, NEW = "1" * 64, "2" * 64
+PATIENCE = {"training_patience": 3}
+TRIGGER = {"training_averaging": "asgd", "training_average_patience": 2}
+
+
+def go_on(out: Path, monkeypatch: pytest.MonkeyPatch, *, held_out: str = OLD, steps: int = 4, **changes: Any) -> int:
+    """Train in `out` with what a recipe makes watch the run; how many steps were taken."""
+    texts = {"train": make_text(300), "valid": make_text(300, held_out)}
+    monkeypatch.setattr(run, "open_text", lambda recipe, split: texts[split])
+    monkeypatch.setattr(run, "open_corpus", lambda corpus, split, *_: texts[split])
+    recipe = make_recipe(training_steps=steps, training_validate_every=1, training_schedule="constant", **changes)
+    return run.train(recipe, out, resume="auto").took_steps
+
+
+def names(out: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+
+
+@pytest.mark.parametrize("deciding", [PATIENCE, TRIGGER])
+def test_another_held_out_text_is_refused_where_it_decides(
+    deciding: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on(tmp_path, monkeypatch, steps=2, **deciding)
+    before = names(tmp_path)
+    with pytest.raises(DataError, match=rf"valid .*{NEW[:12]}.*{OLD[:12]}"):
+        go_on(tmp_path, monkeypatch, held_out=NEW, **deciding)
+    assert names(tmp_path) == before
+    assert go_on(tmp_path, monkeypatch, **deciding) == 2
+
+
+def test_it_is_accepted_with_a_warning_where_it_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on(tmp_path, monkeypatch, steps=2, **PATIENCE)
+    with pytest.warns(ResumeWarning, match="valid") as told:
+        assert go_on(tmp_path, monkeypatch, held_out=NEW) == 2
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("deciding", [PATIENCE, TRIGGER])
+@pytest.mark.parametrize(
+    "change", [{"evaluation_memory": 5}, {"evaluation_lanes": 2}, {"training_validate_tokens": 50}]
+)
+def test_another_way_to_score_is_refused_where_it_decides(
+    change: dict[str, Any], deciding: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on(tmp_path, monkeypatch, steps=1, **deciding)
+    key = next(iter(change)).replace("_", ".", 1)
+    with pytest.raises(ConfigError, match=f"{key}="):
+        go_on(tmp_path, monkeypatch, **deciding, **change)
+
+
+@pytest.mark.parametrize("change", [{"evaluation_memory": 5}, {"training_validate_tokens": 50}])
+def test_another_way_to_score_is_told_where_it_does_not(
+    change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on(tmp_path, monkeypatch, steps=1)
+    with pytest.warns(ResumeWarning, match=next(iter(change)).replace("_", ".", 1)) as told:
+        assert go_on(tmp_path, monkeypatch, steps=2, **change) == 1
+    assert len(told) == 1
+
+
+def test_nothing_is_said_where_nothing_changed_or_nothing_is_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = make_text(300)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ResumeWarning)
+        for steps in (1, 2):
+            go_on(tmp_path / "same", monkeypatch, steps=steps)
+            recipe = make_recipe(training_steps=steps, evaluation_memory=steps)
+            train(recipe, tmp_path / "unscored", text, monkeypatch, resume="auto")
+
+
+def test_a_checkpoint_from_before_this_was_noted_is_accepted() -> None:
+    watching = Validate(make_text(300, NEW), 1, decides=True)
+    watching.restore({})
+    assert watching.facts() == {"fingerprint": NEW}

@@ -1,7 +1,10 @@
 """What each step came to, fetched from the device without making it wait."""
 
 import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -14,7 +17,11 @@ WINDOW = 16
 
 @dataclass(frozen=True)
 class Row:
-    """A line of metrics.jsonl; `loss` is in nats, `seconds` counts from the beginning of the run."""
+    """A line of metrics.jsonl; `loss` is in nats, `seconds` counts from the beginning of the run.
+
+    `tokens_per_second` is that of the steps whose figures were read together, by the clock of the device; what happens
+    between steps (validation, saving) does not count.
+    """
 
     step: int
     tokens: int
@@ -38,22 +45,48 @@ class Entry:
     place: str
 
 
-class Ledger:
-    """Entries in the order of the steps, made into rows as their figures (loss, norm, skipped, broken) arrive."""
+class Moment:
+    """A moment of the host, with the part of a CUDA event's interface that is used here."""
 
-    def __init__(self, device: torch.device, tokens: int = 0, seconds: float = 0.0) -> None:
-        self.on_cuda = device.type == "cuda"
-        self.window = WINDOW if self.on_cuda else 1
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.at = clock()
+
+    def synchronize(self) -> None:
+        """Wait until it has come."""
+
+    def elapsed_time(self, end: "Moment") -> float:
+        """Milliseconds from this moment to another."""
+        return 1000 * (end.at - self.at)
+
+
+class Ledger:
+    """Entries in the order of the steps, made into rows as their figures (loss, norm, skipped, broken) arrive.
+
+    `step` and `tokens` are those of the last row that has arrived.
+    """
+
+    def __init__(
+        self, device: torch.device, step: int = 0, tokens: int = 0, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.device, self.clock = device, clock
+        self.runs_ahead = device.type == "cuda"
+        self.window = WINDOW if self.runs_ahead else 1
         self.waiting: list[tuple[Entry, Tensor]] = []
-        self.travelling: tuple[list[Entry], Tensor, torch.cuda.Event | None] | None = None
-        self.tokens, self.seconds = tokens, seconds
+        self.travelling: tuple[list[Entry], Tensor, Any] | None = None
+        self.step, self.tokens = step, tokens
+        self.since: Any = None
+
+    def begin(self) -> None:
+        """A step is about to be handed over. If no other is on its way, the time since the last one was a pause."""
+        if not self.waiting and self.travelling is None:
+            self.since = self._now()
 
     def add(self, entry: Entry, figures: Float[Tensor, "4"]) -> list[Row]:
         """Note a step; gives the rows that have arrived meanwhile."""
         self.waiting.append((entry, figures))
         if len(self.waiting) < self.window:
             return []
-        if not self.on_cuda:
+        if not self.runs_ahead:
             return self.drain()
         arrived = self._arrive()
         self._send()
@@ -71,26 +104,29 @@ class Ledger:
         entries = [entry for entry, _ in self.waiting]
         figures = torch.stack([figures for _, figures in self.waiting])
         self.waiting = []
-        event = None
-        if self.on_cuda:
+        if figures.is_cuda:
             host = torch.empty(figures.shape, dtype=figures.dtype, pin_memory=True)
-            host.copy_(figures, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
-            figures = host
-        self.travelling = (entries, figures, event)
+            figures = host.copy_(figures, non_blocking=True)
+        self.travelling = (entries, figures, self._now())
 
     def _arrive(self) -> list[Row]:
         if self.travelling is None:
             return []
-        entries, figures, event = self.travelling
+        entries, figures, end = self.travelling
         self.travelling = None
-        if event is not None:
-            event.synchronize()
-        spent = max(entries[-1].seconds - self.seconds, 1e-9)
+        end.synchronize()
+        spent = max(self.since.elapsed_time(end) / 1000, 1e-9)
         speed = (entries[-1].tokens - self.tokens) / spent
-        self.tokens, self.seconds = entries[-1].tokens, entries[-1].seconds
+        self.step, self.tokens, self.since = entries[-1].step, entries[-1].tokens, end
         return [_row(entry, numbers, speed) for entry, numbers in zip(entries, figures.tolist(), strict=True)]
+
+    def _now(self) -> Any:
+        """When the device will have done what it was asked for so far, by its own clock: the host runs ahead of it."""
+        if self.device.type != "cuda":
+            return Moment(self.clock)
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
 
 
 class NotFiniteError(TrainingError):

@@ -5,6 +5,7 @@ import dataclasses
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -70,8 +71,8 @@ class Trainer:
         self.fast_objective: Any = torch.compile(self.objective, dynamic=False) if wanted else self.objective
         self.recording: tuple[tuple[Any, ...], RecordedStep] | None = None
         self.step, self.tokens, self.seconds_before = 0, 0, 0.0
-        self.began = time.perf_counter()
         self.states: list[State] = []
+        self.prepared: Counter[tuple[Any, ...]] = Counter()
         # Tokens each row has read since a document began in it: what its memory holds, known without asking the device.
         self.unbroken = np.zeros(0, np.int64)
         self.fills = model.initial_state(1).whole
@@ -80,21 +81,31 @@ class Trainer:
         self.interrupted: signal.Signals | None = None
         self._signal: signal.Signals | None = None
         self._empty: dict[tuple[int, int, int], State] = {}
+        self.slow = False
         self.start_clock()
+
+    @staticmethod
+    def clock() -> float:
+        return time.perf_counter()
 
     def start_clock(self) -> None:
         """From now on seconds count; also after a resume, from those of the run before."""
-        self.began = time.perf_counter()
-        self.ledger = Ledger(self.device, self.tokens, self.seconds_before)
+        self.began = self.clock()
+        self.ledger = Ledger(self.device, self.step, self.tokens, self.clock)
         self.finished = self.stopped_early or self.progress >= 1.0
 
     @property
     def seconds(self) -> float:
-        return self.seconds_before + time.perf_counter() - self.began
+        return self.seconds_before + self.clock() - self.began
 
     @property
     def progress(self) -> float:
         return progress(self.config, self.step, self.tokens, self.seconds)
+
+    @property
+    def arrived(self) -> float:
+        """`progress` up to the last step whose figures have arrived: the steps after it may not have been taken yet."""
+        return progress(self.config, self.ledger.step, self.ledger.tokens, self.seconds)
 
     def run(self) -> None:
         """Until a limit is met, an observer ends it, or a signal asks for a stop."""
@@ -117,6 +128,7 @@ class Trainer:
 
     def take_step(self) -> None:
         """Read, differentiate, update."""
+        self.ledger.begin()
         batch_size = value_at(self.config.batch, self.step)
         whole = value_at(self.config.segment or self.recipe.model.segment, self.step)
         segment = segment_at(self.config, whole, self.step)
@@ -135,6 +147,8 @@ class Trainer:
             self.average.update(self.step)
         entry = Entry(self.step, self.tokens, self.config.lr * factor, self.seconds, self._place(batch))
         self._tell(self.ledger.add(entry, figures))
+        if self.slow:
+            self._tell(self.ledger.drain())
 
     def _hand_over(self, batch: Batch, segment: int, done: float, factor: float) -> Float[Tensor, "4"]:
         """Give a batch to the device, by the way that fits it; the memory of each row moves on."""
@@ -164,6 +178,7 @@ class Trainer:
             scalar(done),
             scalar(factor),
         )
+        self._prepare(order, compiled=objective is not self.objective, recorded=recorded)
         if recorded:
             figures, states = self._recorded(order)(self.states, *order)
         else:
@@ -172,6 +187,20 @@ class Trainer:
         mine = self.unbroken.reshape(parts, rows)
         self.states = [known_whole(*pair) for pair in zip(states, mine, strict=True)] if self.fills else states
         return figures
+
+    def _prepare(self, order: Order, *, compiled: bool, recorded: bool) -> None:
+        """Tell of a step that is compiled or recorded now, and let its time count for no other."""
+        key = (order.tokens.shape, order.starts is None, self.model.config, recorded)
+        # The first step of its kind is compiled, and where steps are recorded the second is recorded.
+        self.slow = self.prepared[key] < (compiled or recorded) + recorded
+        if self.slow:
+            self._tell(self.ledger.drain())
+            self.ledger.begin()
+            what = "compiling" if compiled and not self.prepared[key] else "recording"
+            self.prepared[key] += 1
+            rows, tokens = order.tokens.shape
+            for observer in self.observers:
+                observer.preparing(self, f"{what} a step of {rows} x {tokens} tokens")
 
     def _recorded(self, order: Order) -> RecordedStep:
         """The recording of steps like this one; there is one at a time, since it holds all that a step needs."""

@@ -41,6 +41,9 @@ class Observer:
     def begin(self, trainer: "Trainer") -> None:
         """Before the first step of this process."""
 
+    def preparing(self, trainer: "Trainer", what: str) -> None:
+        """The next step takes long, since something is done in it for the first time; `what` says what."""
+
     def row(self, trainer: "Trainer", row: Row) -> None:
         """The figures of a step, in order, some steps late where the device runs ahead."""
 

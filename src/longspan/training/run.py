@@ -27,7 +27,7 @@ from longspan.training.observers.average_trigger import AverageTrigger
 from longspan.training.observers.checkpoints import Checkpoints
 from longspan.training.observers.early_stop import EarlyStop
 from longspan.training.observers.metrics import Metrics
-from longspan.training.observers.progress import Progress
+from longspan.training.observers.progress import Progress, say
 from longspan.training.observers.tensorboard import TensorBoard
 from longspan.training.observers.validation import Validate
 from longspan.training.recipe import DataConfig, EvaluationConfig, Recipe, load_recipe
@@ -142,9 +142,12 @@ def train(
     with claimed(out):
         check_folder(out, resume)
         start = find_start(out, resume)
+        tell = say if observers is None else _say_nothing
+        tell(f"reading {recipe.data.corpus}")
         text = open_text(recipe, "train")
         watching = default_observers(recipe, out, text) if observers is None else list(observers)
         recipe, trainer = make_trainer(recipe, text, device, watching)
+        tell(f"preparing {recipe.family} with {trainer.model.parameter_count:,} parameters on {device}")
         if (out / RECIPE).is_file():
             check_same(recipe, load_recipe(out / RECIPE), out)
         if start is not None:
@@ -164,6 +167,10 @@ def train(
         # A signal in the last step leaves nothing to go on with.
         signalled = None if trainer.finished else trainer.interrupted
         return Outcome(out, trainer.step, trainer.finished, signalled, trainer.step - before, trainer.stopped_early)
+
+
+def _say_nothing(_: str) -> None:
+    """Where the observers are chosen by the caller, so is what is said."""
 
 
 def _way_on(out: Path) -> str:

@@ -203,7 +203,11 @@ def test_files_named_for_splits_are_told_and_kept_apart(cli: Cli, flat: Path) ->
     run = ["train", "--recipe", "tiny", "--data", flat, *sets(*SMALL, "training.steps=3")]
     told = cli(*run, "--out", "run")
     assert told.code == 0, told.err
-    assert told.err.splitlines()[:3] == ["train: train.txt", "valid: valid.txt", "test: test.txt"]
+    assert [line for line in told.err.splitlines() if line.endswith(".txt")] == [
+        "train: train.txt",
+        "valid: valid.txt",
+        "test: test.txt",
+    ]
     assert cli(*run, "--dry-run").err.splitlines()[0] == "longspan: train: train.txt"
     scored = cli("eval", "run", "--data", flat, "--split", "test", "--json")
     assert (scored.json["split"], scored.json["files"]) == ("test", ["test.txt"])
@@ -230,7 +234,7 @@ def test_files_of_the_recipe_are_its_splits_wherever_it_is_scored(cli: Cli, flat
         *given,
     )
     assert told.code == 0, told.err
-    assert told.err.splitlines()[0] == "train: train.txt"
+    assert "train: train.txt" in told.err.splitlines()
     assert json.loads(Path("run/run.json").read_text())["data"]["tokens"] == 400
     assert f'test = "{flat / "test.txt"}"' in Path("run/recipe.toml").read_text()
     for model in ("run", "run/best", "run/checkpoint-6"):

@@ -50,9 +50,7 @@ def test_it_is_accepted_with_a_warning_where_it_does_not(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("deciding", [PATIENCE, TRIGGER])
-@pytest.mark.parametrize(
-    "change", [{"evaluation_memory": 5}, {"evaluation_lanes": 2}, {"training_validate_tokens": 50}]
-)
+@pytest.mark.parametrize("change", [{"evaluation_memory": 5}, {"training_validate_tokens": 50}])
 def test_another_way_to_score_is_refused_where_it_decides(
     change: dict[str, Any], deciding: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

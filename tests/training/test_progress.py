@@ -23,29 +23,29 @@ def estimates(told: str) -> dict[int, float | None]:
     return found
 
 
-@pytest.mark.parametrize("limit", [{"training_steps": 40}, {"training_steps": None, "training_tokens": 40 * 32}])
+@pytest.mark.parametrize("limit", [{"training_steps": 20}, {"training_steps": None, "training_tokens": 20 * 32}])
 def test_the_time_left_counts_steps_after_the_first(
     limit: dict[str, Any], clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, trainer = run.make_trainer(make_recipe(**limit), make_text(1400), CPU, [Progress(clock=clock)])
-    take(trainer, clock, monkeypatch, lambda step: 600.0 if step == 1 else 4.0)
+    _, trainer = run.make_trainer(make_recipe(**limit), make_text(), CPU, [Progress(clock=clock)])
+    take(trainer, clock, monkeypatch, lambda step: 600.0 if step == 1 else 8.0)
     told = estimates(capsys.readouterr().err)
     assert told[1] is None
-    assert len(told) > 10
+    assert len(told) > 5
     for step, left in told.items():
-        assert step == 1 or left == pytest.approx(4.0 * (40 - step), abs=1)
+        assert step == 1 or left == pytest.approx(8.0 * (20 - step), abs=1)
 
 
 def test_the_time_left_takes_in_the_validations_that_are_to_come(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    watching = [Progress(clock=clock), Pauses(clock, 10, 30.0)]
-    recipe = make_recipe(training_steps=40, training_validate_every=10)
+    watching = [Progress(clock=clock), Pauses(clock, 5, 15.0)]
+    recipe = make_recipe(training_steps=20, training_validate_every=5)
     _, trainer = run.make_trainer(recipe, make_text(), CPU, watching)
     take(trainer, clock, monkeypatch, lambda step: 4.0)
     for step, left in estimates(capsys.readouterr().err).items():
-        if step > 10:
-            assert left == pytest.approx((4.0 + 3.0) * (40 - step), abs=1)
+        if step > 5:
+            assert left == pytest.approx((4.0 + 3.0) * (20 - step), abs=1)
 
 
 def test_no_time_left_is_told_before_it_means_something(
@@ -79,11 +79,11 @@ def test_a_run_says_what_it_does_before_its_first_step(
 def test_no_time_left_is_told_from_a_step_that_was_compiled(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = make_recipe(training_steps=40, training_record=True, data_documents=False)
-    _, trainer = run.make_trainer(recipe, make_text(1400), CPU, [Progress(clock=clock)])
-    take(trainer, clock, monkeypatch, lambda step: 300.0 if step in (3, 4) else 4.0)
+    recipe = make_recipe(training_steps=20, training_record=True, data_documents=False)
+    _, trainer = run.make_trainer(recipe, make_text(), CPU, [Progress(clock=clock)])
+    take(trainer, clock, monkeypatch, lambda step: 300.0 if step in (3, 4) else 8.0)
     told = capsys.readouterr().err
     # The memory of 12 tokens is full after two steps of 8: from then on steps are recorded.
     assert [line.split()[0] for line in told.splitlines()].count("recording") == 2
     for step, left in estimates(told).items():
-        assert left == (None if step <= 4 else pytest.approx(4.0 * (40 - step), abs=1))
+        assert left == (None if step <= 4 else pytest.approx(8.0 * (20 - step), abs=1))

@@ -16,7 +16,7 @@ import torch
 
 from longspan import config
 from longspan.checkpoints.manifest import read_json, reason
-from longspan.checkpoints.pickles import read_state_dict
+from longspan.checkpoints.pickles import LISTED, read_state_dict
 from longspan.checkpoints.weights import fill, parse_weights, sketch
 from longspan.errors import CheckpointError, ConfigError
 from longspan.models.transformer_xl import TransformerXL, TransformerXLConfig
@@ -56,6 +56,7 @@ def import_transfo_xl(source: Path, tokens: Tokenizer | None = None, config_path
         )
     tensors = _carry(made, found)
     found.require_used()
+    found.require_enough(sum(tensor.numel() for tensor in sketch(lambda: TransformerXL(made)).values()))
     model = TransformerXL(made)
     fill(model, tensors, str(where))
     return model.eval()
@@ -102,6 +103,14 @@ class Foreign:
     def require_used(self) -> None:
         if unused := sorted(set(self.tensors) - self.used):
             raise CheckpointError(f"{self.where} holds {unused[0]!r:.80}, which this kind of Transformer-XL has not")
+
+    def require_enough(self, needed: int) -> None:
+        """Tensors that the file ties are copied where ours are not tied, a few times and not as often as it likes."""
+        held = sum(tensor.numel() for tensor in self.tensors.values())
+        if needed > LISTED * held:
+            raise CheckpointError(
+                f"{self.where} holds {held} numbers and its settings ask for {needed}; are they a pair?"
+            )
 
 
 def _read_weights(source: Path) -> tuple[Path, dict[str, Tensor]]:

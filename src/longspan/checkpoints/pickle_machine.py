@@ -2,6 +2,10 @@
 
 Opcodes are read with `pickletools.genops`, which runs nothing. Values are dicts, lists, tuples and plain values; a
 name in the pickle is compared with the few known here and never imported, looked up or called.
+
+Memory and time are bounded by the size of the file. An opcode takes at least a byte and does a fixed amount of work,
+with two exceptions that are limited here: a call that copies a list, since the memo can hand the same list to any
+number of calls, and a dict look-up, whose cost the file would otherwise choose by its keys.
 """
 
 import math
@@ -14,7 +18,9 @@ import torch
 
 # A state dict needs about 40 opcodes per tensor; past this the file is no state dict.
 OPCODE_LIMIT = 2_000_000
-AXES_LIMIT = 16
+AXES_LIMIT = ARGUMENT_LIMIT = 16
+KEY_LIMIT = 4096
+NUMBER_LIMIT = 1 << 127  # the legacy format's magic number has 77 bits
 ELEMENT_LIMIT = 1 << 48
 DTYPES = {
     "FloatStorage": torch.float32,
@@ -70,11 +76,9 @@ def run(source: Any) -> Any:
     """What one pickle describes, built by this module alone; `source` is bytes, or has read, readline and tell."""
     machine = _Machine()
     try:
-        for count, (opcode, argument, _) in enumerate(pickletools.genops(source)):
+        for opcode, argument, _ in pickletools.genops(source):
             if opcode.name == "STOP":
                 return machine.pop()
-            if count > OPCODE_LIMIT:
-                raise Damaged("its pickle is longer than any state dict's")
             machine.step(opcode.name, argument)
     except (ValueError, UnicodeError, OverflowError) as error:
         raise Damaged(f"its pickle is damaged ({error!s:.80})") from None
@@ -88,11 +92,17 @@ class _Machine:
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
+        self.steps = self.copied = 0
 
     def step(self, opcode: str, argument: Any) -> None:
+        self.steps += 1
+        if self.steps > OPCODE_LIMIT:
+            raise Damaged("its pickle is longer than any state dict's")
         if opcode in CONSTANTS:
             self.stack.append(CONSTANTS[opcode])
         elif opcode in LITERALS:
+            if type(argument) is int and abs(argument) >= NUMBER_LIMIT:
+                raise Damaged(f"its pickle has a whole number of {argument.bit_length()} bits")
             self.stack.append(argument)
         elif opcode in ACTIONS:
             ACTIONS[opcode](self, argument)
@@ -129,7 +139,11 @@ class _Machine:
     def put(self, index: int | None) -> None:
         value = self.pop()
         self.stack.append(value)
-        self.memo[len(self.memo) if index is None else index] = value
+        place = len(self.memo) if index is None else index
+        # Every pickler counts up, from 0 or from 1; chosen numbers could all collide in a dict.
+        if not 0 <= place <= len(self.memo) + 1:
+            raise Damaged(f"its pickle keeps value {len(self.memo)} under the number {place!r:.20}")
+        self.memo[place] = value
 
     def get(self, index: int) -> None:
         if index not in self.memo:
@@ -144,10 +158,7 @@ class _Machine:
         if len(items) % 2:
             raise Damaged("its pickle has a key without a value")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # Only flat keys: to hash a deep tuple is to recurse as deep as a file likes.
-            if type(key) not in PLAIN:
-                raise Damaged("its pickle has a key that is no plain value")
-            target[key] = value
+            target[_key(key)] = value
 
     def set_item(self, _: Any) -> None:
         value, key = self.pop(), self.pop()
@@ -170,12 +181,31 @@ class _Machine:
         arguments, name = self.pop(), self.pop()
         if type(name) is not Name or type(arguments) is not tuple or name not in BUILDERS:
             raise Damaged("its pickle calls what cannot be called")
+        if len(arguments) > ARGUMENT_LIMIT:
+            raise Damaged(f"its pickle makes a call with {len(arguments)} arguments")
+        self.copied += sum(len(argument) for argument in arguments if type(argument) is list)
+        # Whoever writes a list once and copies it once took more than one opcode for each of its items.
+        if self.copied > self.steps:
+            raise Damaged(f"its pickle copies {self.copied} items in {self.steps} opcodes")
         self.stack.append(BUILDERS[name](arguments))
 
     def build(self, _: Any) -> None:
         """An OrderedDict's attributes (torch keeps `_metadata` there) are not needed; nothing else has any."""
         self.pop()
         self.peek(dict)
+
+
+def _key(key: Any) -> str | None:
+    """A key of a dict. Strings are hashed with a secret; of any other key only the fact that there was one is kept.
+
+    Those a state dict does not have, an optimizer's may. Numbers can be chosen to collide, and to hash a deep tuple is
+    to recurse as deep as a file likes.
+    """
+    if type(key) not in PLAIN:
+        raise Damaged("its pickle has a key that is no plain value")
+    if type(key) is str and len(key) > KEY_LIMIT:
+        raise Damaged(f"its pickle has a key of {len(key)} characters")
+    return key if type(key) is str else None
 
 
 def known_name(module: str, name: str) -> Name:
@@ -189,7 +219,7 @@ def _make_storage(saved: Any) -> Storage:
     if type(saved) is not tuple or len(saved) not in (5, 6) or saved[0] not in ("storage", b"storage"):
         raise Damaged("it refers to something that is no storage")
     _, kind, key, _, numel = saved[:5]
-    if type(kind) is not Name or kind.name not in DTYPES or type(key) is not str:
+    if type(kind) is not Name or kind.name not in DTYPES or type(key) is not str or len(key) > KEY_LIMIT:
         raise Damaged("it describes a storage of no known kind")
     if len(saved) == 6 and saved[5] is not None:
         raise Damaged("it holds a view of a storage, as only very old files do")
@@ -231,9 +261,9 @@ def _make_dict(arguments: tuple[Any, ...]) -> dict[Any, Any]:
         raise Damaged("it describes a dict in a way of its own")
     made: dict[Any, Any] = {}
     for pair in pairs:
-        if type(pair) not in (list, tuple) or len(pair) != 2 or type(pair[0]) not in PLAIN:
+        if type(pair) not in (list, tuple) or len(pair) != 2:
             raise Damaged("it describes a dict in a way of its own")
-        made[pair[0]] = pair[1]
+        made[_key(pair[0])] = pair[1]
     return made
 
 

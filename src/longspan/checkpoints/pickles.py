@@ -5,6 +5,7 @@ views of storages. This module finds the storages, in the zip archive torch writ
 storages it wrote before 1.6. Sizes a file declares are held against its own size before anything is allocated.
 """
 
+import math
 import os
 import struct
 import zipfile
@@ -28,6 +29,8 @@ PICKLE_LIMIT = 1 << 28
 ZIP_ERRORS = (
     zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, OverflowError, RuntimeError, LookupError
 )  # fmt: skip
+# A tied tensor has two names, a vector that every layer shares as many as there are layers.
+LISTED = 4
 NESTED = ("state_dict", "model_state_dict", "model")
 
 
@@ -139,13 +142,16 @@ def _state_dict(value: Any) -> dict[str, Strided]:
 
 
 def _storages(described: dict[str, Strided], total: int) -> dict[str, Storage]:
-    """Every storage the tensors use, once; together no larger than the file."""
+    """Every storage the tensors use, once; together no larger than the file, and the tensors not much larger."""
     storages: dict[str, Storage] = {}
     for tensor in described.values():
         if storages.setdefault(tensor.storage.key, tensor.storage) != tensor.storage:
             raise Damaged("two tensors disagree about the storage they share")
     if sum(storage.nbytes for storage in storages.values()) > total:
         raise Damaged("it declares more numbers than it holds")
+    listed = sum(math.prod(tensor.size) * tensor.storage.dtype.itemsize for tensor in described.values())
+    if listed > LISTED * total:
+        raise Damaged(f"its tensors take {listed} bytes, many times what it holds")
     return storages
 
 

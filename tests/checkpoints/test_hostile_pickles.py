@@ -13,14 +13,14 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from longspan.checkpoints.pickles import LEGACY_MAGIC, read_state_dict
+from longspan.checkpoints.pickles import LEGACY_MAGIC, read_state_dict, read_values
 from longspan.errors import CheckpointError
 
 WATCHED = (
@@ -196,6 +196,7 @@ def canary(tmp_path: Path) -> Iterator[Path]:
     read_state_dict(tmp_path / "good")
     torch.save({"a": torch.zeros(2)}, tmp_path / "good", _use_new_zipfile_serialization=False)
     read_state_dict(tmp_path / "good")
+    "x".encode("raw-unicode-escape")
     yield tmp_path / "canary"
     assert not (tmp_path / "canary").exists()
 
@@ -215,6 +216,18 @@ def test_calls_in_every_protocol(tmp_path: Path, canary: Path) -> None:
                     assert attempt(path)
                     tried += 1
     assert tried >= 500
+
+
+def test_calls_are_left_unread_beside_plain_values(tmp_path: Path, canary: Path) -> None:
+    for call in calls(canary):
+        for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+            (tmp_path / "x").write_bytes(pickle.dumps({"call": call, "in": [call], "plain": 1}, protocol))
+            with watched():
+                assert read_values(tmp_path / "x", "")["plain"] == 1
+    for pickled in by_hand(canary):
+        (tmp_path / "x").write_bytes(pickled)
+        with watched(), suppress(CheckpointError):
+            read_values(tmp_path / "x", "")
 
 
 def test_opcodes_by_hand(tmp_path: Path, canary: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import longspan
 from longspan.cli import main
@@ -123,11 +123,33 @@ def test_import_and_score_as_the_package_does(cli: Cli, name: str) -> None:
     """Through the command line: a text of the fixture's tokens, in the segments it was made with."""
     same_as = {"pickled": "adaptive_div4", "pickled_legacy": "tied"}.get(name, name)
     expected = load_file(FIXTURES / same_as / "expected.safetensors")
-    assert cli("import", FIXTURES / name, "i", "--tokens", "bytes").code == 0
-    Path("t.bin").write_bytes(bytes(expected["tokens"][0].tolist()))
-    result = cli("eval", "i", "--data", "t.bin", "--segment", int(expected["segment"]), "--losses", "l.npy")
+    count = json.loads((FIXTURES / name / "config.json").read_text())["vocab_size"]
+    Path("vocab.txt").write_text("".join(f"word{i}\n" for i in range(count)))
+    assert cli("import", FIXTURES / name, "i", "--tokens", "vocab.txt").code == 0
+    Path("t.txt").write_text(" ".join(f"word{i}" for i in expected["tokens"][0].tolist()))
+    result = cli("eval", "i", "--data", "t.txt", "--segment", int(expected["segment"]), "--losses", "l.npy")
     assert result.code == 0, result.err
     np.testing.assert_allclose(np.load("l.npy"), expected["losses"][0].numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", ["bytes", FIXTURES / "vocabulary" / "cased-vocab.pkl"])
+def test_import_refuses_a_vocabulary_of_another_size(cli: Cli, tokens: str | Path) -> None:
+    """The fixture has 23 tokens, bytes 256 and the vocabulary 16."""
+    cli("import", FIXTURES / "plain", "i", "--tokens", tokens).refused("23", "256" if tokens == "bytes" else "16")
+    assert not Path("i").exists()
+
+
+def test_import_with_the_vocabulary_of_transformers(cli: Cli) -> None:
+    folder = Path("small")
+    settings = json.loads((FIXTURES / "plain" / "config.json").read_text())
+    weights = load_file(FIXTURES / "plain" / "model.safetensors")
+    small = {name: tensor[:16].clone() if tensor.shape[:1] == (23,) else tensor for name, tensor in weights.items()}
+    folder.mkdir()
+    save_file(small, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(settings | {"vocab_size": 16}))
+    result = cli("import", folder, "i", "--tokens", FIXTURES / "vocabulary" / "cased-vocab.pkl")
+    assert result.code == 0, result.err
+    assert longspan.load("i").tokenizer.encode("The cat").tolist() == [5, 6, 0]
 
 
 def test_import_of_the_authors_state_dict_and_a_vocabulary(cli: Cli) -> None:

@@ -4,6 +4,7 @@
 """
 
 import json
+import pickle
 import sys
 import tempfile
 from pathlib import Path
@@ -19,6 +20,9 @@ TOLERANCE = 1e-6  # relative for numbers above 1: another machine sums in anothe
 def read(path: Path) -> dict[str, Any]:
     if path.suffix == ".json":
         return json.loads(path.read_text())
+    if path.suffix == ".pkl":  # one of ours, so it may be run; its objects have no equality
+        values = pickle.loads(path.read_bytes())
+        return {key: values[key] for key in ("idx2sym", "sym2idx", "lower_case", "delimiter", "unk_idx")}
     return load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
 
 

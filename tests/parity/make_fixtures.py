@@ -9,7 +9,10 @@ memories it attends to zero vectors, so it is handed empty ones; its `labels` sk
 and come back ordered by cluster, so losses are gathered from its log-probabilities.
 """
 
+import contextlib
+import json
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import TransfoXLConfig, TransfoXLLMHeadModel, logging
+from transformers import TransfoXLConfig, TransfoXLLMHeadModel, TransfoXLTokenizer, logging
 
 FIXTURES = Path(__file__).parent / "fixtures"
 BATCH, SEGMENTS = 2, 4
@@ -53,6 +56,17 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {  # name: (segment, config)
     "pre_norm": (8, PLAIN | {"pre_lnorm": True, "mem_len": 6}),
     "tied": (5, PLAIN | {"untie_r": False}),
 }
+
+
+VOCABULARY = ["<eos>", "<unk>", "the", ",", ".", "The", "cat", "sat", "@-@", "@,@", "000", "23", "'s", "=", "café"]
+TEXTS = [  # the first three are split as Moses leaves text, the others are not
+    "The cat sat , the cat .",
+    "= The cat =",
+    "the <unk> cat <eos> the <formula>",
+    "The cat sat, the-cat's cat.",
+    "THE CAT sat 23,000 Café .",
+    "  the\tcat\n\nsat  ",
+]
 
 
 def draw(config: dict[str, Any], seed: int) -> TransfoXLLMHeadModel:
@@ -203,6 +217,28 @@ def make(root: Path) -> None:
 
     for stray in root.glob("*/generation_config.json"):
         stray.unlink()
+
+    make_vocabularies(root / "vocabulary")
+
+
+def make_vocabularies(folder: Path) -> None:
+    """The vocab.pkl of two tokenizers, and how each reads TEXTS.
+
+    One keeps upper case and has `<formula>` among its words; the other makes everything lower case and adds `<formula>`
+    behind them.
+    """
+    folder.mkdir()
+    kinds = {"cased": ([*VOCABULARY, "<formula>"], False), "lower": (VOCABULARY, True)}
+    read: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as place, contextlib.chdir(place):
+        for kind, (words, lower) in kinds.items():
+            Path("vocab.txt").write_text("\n".join(words))
+            tokenizer = TransfoXLTokenizer(vocab_file="vocab.txt", lower_case=lower)
+            tokenizer.save_vocabulary(str(folder), kind)
+            tokens = [tokenizer.tokenize(text) for text in TEXTS]
+            ids = [tokenizer.encode(text) for text in TEXTS]
+            read[kind] = {"texts": TEXTS, "tokens": tokens, "ids": ids}
+    (folder / "expected.json").write_text(json.dumps(read, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The pickle machine, reduced to what a state dict needs, and unable to execute.
 
 Opcodes are read with `pickletools.genops`, which runs nothing. Values are dicts, lists, tuples and plain values; a
-name in the pickle is compared with the few known here and never imported, looked up or called.
+name in the pickle is compared with the few known here and never imported, looked up or called. An object of any other
+kind is refused, or where the caller wants to read what lies beside it, left unread as `UNREAD`.
 
 Memory and time are bounded by the size of the file. An opcode takes at least a byte and does a fixed amount of work,
 with two exceptions that are limited here: a call that copies a list, since the memo can hand the same list to any
@@ -18,6 +19,8 @@ import torch
 
 # A state dict needs about 40 opcodes per tensor; past this the file is no state dict.
 OPCODE_LIMIT = 2_000_000
+# A vocabulary needs six per word: a list of words, a dict from word to id and one from word to count.
+VOCABULARY_LIMIT = 8_000_000
 AXES_LIMIT = ARGUMENT_LIMIT = 16
 KEY_LIMIT = 4096
 NUMBER_LIMIT = 1 << 127  # the legacy format's magic number has 77 bits
@@ -49,6 +52,13 @@ class Name:
     name: str
 
 
+class Unread:
+    """Stands for every object that the machine does not build."""
+
+
+UNREAD = Unread()
+
+
 @dataclass(frozen=True)
 class Storage:
     """A stretch of numbers, named in the pickle and stored elsewhere in the file."""
@@ -72,9 +82,11 @@ class Strided:
     stride: tuple[int, ...]
 
 
-def run(source: Any) -> Any:
-    """What one pickle describes, built by this module alone; `source` is bytes, or has read, readline and tell."""
-    machine = _Machine()
+def run(source: Any, *, unread: bool = False, limit: int | None = None) -> Any:
+    """What one pickle describes, built by this module alone; `source` is bytes, or has read, readline and tell.
+
+    Where `unread`, objects of other kinds are `UNREAD`; otherwise they are refused."""
+    machine = _Machine(unread, limit or OPCODE_LIMIT)
     try:
         for opcode, argument, _ in pickletools.genops(source):
             if opcode.name == "STOP":
@@ -88,7 +100,9 @@ def run(source: Any) -> Any:
 class _Machine:
     """The stack, the marks and the memo of a pickle, for the opcodes a state dict needs and no other."""
 
-    def __init__(self) -> None:
+    def __init__(self, unread: bool, limit: int) -> None:
+        self.unread, self.limit = unread, limit
+        self.actions = ACTIONS | UNREAD_ACTIONS if unread else ACTIONS
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
@@ -96,16 +110,16 @@ class _Machine:
 
     def step(self, opcode: str, argument: Any) -> None:
         self.steps += 1
-        if self.steps > OPCODE_LIMIT:
-            raise Damaged("its pickle is longer than any state dict's")
+        if self.steps > self.limit:
+            raise Damaged(f"its pickle is longer than {self.limit} opcodes")
         if opcode in CONSTANTS:
             self.stack.append(CONSTANTS[opcode])
         elif opcode in LITERALS:
             if type(argument) is int and abs(argument) >= NUMBER_LIMIT:
                 raise Damaged(f"its pickle has a whole number of {argument.bit_length()} bits")
             self.stack.append(argument)
-        elif opcode in ACTIONS:
-            ACTIONS[opcode](self, argument)
+        elif opcode in self.actions:
+            self.actions[opcode](self, argument)
         elif opcode not in ("PROTO", "FRAME"):
             raise Damaged(f"its pickle uses {opcode}, which no state dict needs")
 
@@ -114,19 +128,25 @@ class _Machine:
             raise Damaged("its pickle takes more than it puts")
         return self.stack.pop()
 
-    def since_mark(self) -> list[Any]:
+    def unmark(self) -> int:
         if not self.marks:
             raise Damaged("its pickle lacks a mark")
-        mark = self.marks.pop()
+        return self.marks.pop()
+
+    def since_mark(self) -> list[Any]:
+        mark = self.unmark()
         items = self.stack[mark:]
         del self.stack[mark:]
         return items
 
     def peek(self, kind: type) -> Any:
+        """The value on top, to put something into; what is put into an object that is not read goes nowhere."""
         value = self.pop()
+        self.stack.append(value)
+        if value is UNREAD:
+            return kind()
         if type(value) is not kind:
             raise Damaged(f"its pickle puts something into what is no {kind.__name__}")
-        self.stack.append(value)
         return value
 
     def mark(self, _: Any) -> None:
@@ -166,19 +186,30 @@ class _Machine:
 
     def global_name(self, argument: str) -> None:
         module, _, name = argument.partition(" ")
-        self.stack.append(known_name(module, name))
+        self.stack.append(self.known(module, name))
+
+    def known(self, module: str, name: str) -> Name | Unread:
+        found = Name(module, name)
+        if found in BUILDERS or (module == "torch" and name in DTYPES):
+            return found
+        if self.unread:
+            return UNREAD
+        raise Damaged(f"it asks for {module + '.' + name!r:.100}, which is not run")
 
     def stack_global(self, _: Any) -> None:
         name, module = self.pop(), self.pop()
         if type(name) is not str or type(module) is not str:
             raise Damaged("its pickle names something without a name")
-        self.stack.append(known_name(module, name))
+        self.stack.append(self.known(module, name))
 
     def storage(self, _: Any) -> None:
         self.stack.append(_make_storage(self.pop()))
 
     def reduce(self, _: Any) -> None:
         arguments, name = self.pop(), self.pop()
+        if name is UNREAD:
+            self.stack.append(UNREAD)
+            return
         if type(name) is not Name or type(arguments) is not tuple or name not in BUILDERS:
             raise Damaged("its pickle calls what cannot be called")
         if len(arguments) > ARGUMENT_LIMIT:
@@ -188,6 +219,12 @@ class _Machine:
         if self.copied > self.steps:
             raise Damaged(f"its pickle copies {self.copied} items in {self.steps} opcodes")
         self.stack.append(BUILDERS[name](arguments))
+
+    def leave(self, count: int) -> None:
+        """Of an object that is not read: its parts are taken from the stack."""
+        for _ in range(count):
+            self.pop()
+        self.stack.append(UNREAD)
 
     def build(self, _: Any) -> None:
         """An OrderedDict's attributes (torch keeps `_metadata` there) are not needed; nothing else has any."""
@@ -201,18 +238,11 @@ def _key(key: Any) -> str | None:
     Those a state dict does not have, an optimizer's may. Numbers can be chosen to collide, and to hash a deep tuple is
     to recurse as deep as a file likes.
     """
-    if type(key) not in PLAIN:
+    if type(key) not in PLAIN and key is not UNREAD:
         raise Damaged("its pickle has a key that is no plain value")
     if type(key) is str and len(key) > KEY_LIMIT:
         raise Damaged(f"its pickle has a key of {len(key)} characters")
     return key if type(key) is str else None
-
-
-def known_name(module: str, name: str) -> Name:
-    found = Name(module, name)
-    if found in BUILDERS or (module == "torch" and name in DTYPES):
-        return found
-    raise Damaged(f"it asks for {module + '.' + name!r:.100}, which is not run")
 
 
 def _make_storage(saved: Any) -> Storage:
@@ -302,4 +332,11 @@ ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
     "BINPERSID": _Machine.storage,
     "REDUCE": _Machine.reduce,
     "BUILD": _Machine.build,
+}
+UNREAD_ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
+    "NEWOBJ": lambda machine, _: machine.leave(2),
+    "NEWOBJ_EX": lambda machine, _: machine.leave(3),
+    "EMPTY_SET": lambda machine, _: machine.leave(0),
+    "ADDITEMS": lambda machine, _: machine.since_mark().clear(),
+    "FROZENSET": lambda machine, _: machine.leave(len(machine.stack) - machine.unmark()),
 }

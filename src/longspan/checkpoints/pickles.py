@@ -1,4 +1,4 @@
-"""State dicts out of `torch.save` files, old and new, without executing anything in them.
+"""State dicts out of `torch.save` files, old and new, and plain values out of a pickle, without executing them.
 
 A pickle is a program; `pickle_machine` reads it without running it and gives a description: names, and tensors as
 views of storages. This module finds the storages, in the zip archive torch writes today or in the row of pickles and
@@ -10,18 +10,20 @@ import os
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
-from longspan.checkpoints.pickle_machine import Damaged, Storage, Strided, run
+from longspan.checkpoints.pickle_machine import VOCABULARY_LIMIT, Damaged, Storage, Strided, run
 from longspan.errors import CheckpointError
 from longspan.shapes import Tensor
 
 ZIP_START = b"PK\x03\x04"
+PICKLE_START = b"\x80"
 # The format before torch 1.6 begins with these two numbers, each a pickle of its own.
-LEGACY_START = b"\x80"
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_PROTOCOL = 1001
 PICKLE_LIMIT = 1 << 28
@@ -36,18 +38,39 @@ NESTED = ("state_dict", "model_state_dict", "model")
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
     """Every tensor of the state dict in `path`, by name; tensors that share a storage go on sharing it."""
+    with _opened(path, "give a state dict as torch.save writes it") as (file, total):
+        start = file.read(len(ZIP_START))
+        file.seek(0)
+        if start == ZIP_START:
+            return _read_zip(file, total)
+        if start.startswith(PICKLE_START):
+            return _read_legacy(Within(file, total))
+        raise Damaged("it is neither of the two formats torch.save writes")
+
+
+def is_pickle(path: Path) -> bool:
+    """Whether a file is named or begins like a pickle; text in UTF-8 begins otherwise."""
+    with _opened(path, "give another file") as (file, _):
+        return Path(path).suffix in (".pkl", ".pickle") or file.read(1) == PICKLE_START
+
+
+def read_values(path: Path, wanted: str) -> dict[str, Any]:
+    """The dict in a plain pickle, objects of other kinds in it left unread; an error ends with what is `wanted`."""
+    with _opened(path, wanted) as (file, total):
+        values = run(Within(file, total), unread=True, limit=VOCABULARY_LIMIT)
+        if type(values) is not dict:
+            raise Damaged("it holds no dict")
+        return values
+
+
+@contextmanager
+def _opened(path: Path, wanted: str) -> Iterator[tuple[IO[bytes], int]]:
+    """A file and its size; what is wrong with it becomes an error that ends with what is wanted."""
     try:
         with Path(path).open("rb") as file:
-            total = os.fstat(file.fileno()).st_size
-            start = file.read(len(ZIP_START))
-            file.seek(0)
-            if start == ZIP_START:
-                return _read_zip(file, total)
-            if start.startswith(LEGACY_START):
-                return _read_legacy(Within(file, total))
-            raise Damaged("it is neither of the two formats torch.save writes")
+            yield file, os.fstat(file.fileno()).st_size
     except Damaged as error:
-        raise CheckpointError(f"{path} is not read: {error}; give a state dict as torch.save writes it") from None
+        raise CheckpointError(f"{path} is not read: {error}; {wanted}") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
 

@@ -16,7 +16,11 @@ def import_model(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="A TransfoXL folder, or the authors' state dict.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The model folder to make.")],
     tokens: Annotated[
-        str, typer.Option("--tokens", help="bytes, characters (id = code point), or VOCAB.txt (id = line number).")
+        str,
+        typer.Option(
+            "--tokens",
+            help="bytes, characters (id = code point), VOCAB.txt (id = line number), or the vocab.pkl of transformers.",
+        ),
     ],
     config: Annotated[
         Path | None, typer.Option("--config", help="The authors' arguments as JSON, for their state dict.")
@@ -34,6 +38,11 @@ def import_model(
     if dtype != "auto":
         model = model.to(where.dtype)
     tokenizer = tokenizer_for(tokens, model.config.vocabulary)
+    if tokenizer.size != model.config.vocabulary:
+        raise ConfigError(
+            f"--tokens {tokens} has {tokenizer.size} tokens and {source} {model.config.vocabulary}; "
+            "give the vocabulary it was trained with, the vocab.pkl of transformers or a VOCAB.txt"
+        )
     save_model(out, model, tokenizer, notes=[f"Imported from {source.name}."])
     known = f"{model.config.vocabulary:,} tokens ({tokenizer.kind})"
     print(f"{out}: transformer-xl, {model.parameter_count:,} parameters, {known}")
@@ -45,6 +54,8 @@ def tokenizer_for(tokens: str, vocabulary: int | None) -> "Tokenizer":
     A model of bytes may know fewer tokens than 256 (it then refuses texts with the others) or more (it never writes
     those).
     """
+    from longspan.checkpoints.pickles import is_pickle
+    from longspan.checkpoints.vocabulary import read_vocabulary
     from longspan.tokens import ByteTokenizer, CharacterTokenizer, WordTokenizer
 
     if tokens == "bytes":
@@ -59,7 +70,7 @@ def tokenizer_for(tokens: str, vocabulary: int | None) -> "Tokenizer":
     path = Path(tokens)
     if not path.is_file():
         raise ConfigError(f"--tokens {tokens!r} is neither bytes nor characters nor a file that is there")
-    words = WordTokenizer.from_vocabulary(path)
+    words = read_vocabulary(path, vocabulary) if is_pickle(path) else WordTokenizer.from_vocabulary(path)
     if vocabulary is not None and words.size != vocabulary:
-        raise ConfigError(f"{path} has {words.size} lines and the model {vocabulary} tokens; they must agree")
+        raise ConfigError(f"{path} has {words.size} words and the model {vocabulary} tokens; they must agree")
     return words

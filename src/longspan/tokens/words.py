@@ -86,7 +86,8 @@ class WordTokenizer(Tokenizer):
         return {word: k for k, word in enumerate(self.words)}
 
     @cached_property
-    def _unknown(self) -> int | None:
+    def unknown(self) -> int | None:
+        """The id of words that are not in the vocabulary."""
         return next((self._ids[word] for word in _UNKNOWN_WORDS if word in self._ids), None)
 
     @cached_property
@@ -104,7 +105,7 @@ class WordTokenizer(Tokenizer):
             yield np.array([self._ids[EOS]], self.dtype)
 
     def _look_up(self, found: list[str], name: str) -> list[int]:
-        ids, unknown = self._ids, self._unknown
+        ids, unknown = self._ids, self.unknown
         if unknown is not None:
             return [ids.get(word, unknown) for word in found]
         try:

@@ -5,6 +5,7 @@
 Everything else in the house (training, evaluation, generation, pictures) is written once, against this file.
 """
 
+import re
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -83,25 +84,30 @@ class State:
         return [tensor.shape for tensor in self.tensors().values()]
 
     @classmethod
-    def from_tensors(cls, flat: Mapping[str, Tensor], version: int = STATE_VERSION) -> "State":
+    def from_tensors(cls, flat: Mapping[str, Tensor], version: Any = STATE_VERSION) -> "State":
         if version != STATE_VERSION:
-            raise StateError(f"this state has format {version}; this longspan reads format {STATE_VERSION}")
+            raise StateError(f"this state has format {version!r:.40}; this longspan reads format {STATE_VERSION}")
         if "length" not in flat:
             raise StateError("this state has no 'length'; it is damaged or was not saved by longspan")
+        length = flat["length"]
+        if length.dtype != torch.int64 or length.dim() != 1 or not len(length):
+            raise StateError(f"this state's lengths are {length.dtype} of shape {list(length.shape)}; it is damaged")
         gathered: dict[str, dict[int, Tensor]] = {}
         for key, tensor in flat.items():
+            if tensor.shape[:1] != length.shape:
+                raise StateError(f"this state has {len(length)} rows and {key!r:.80} the shape {list(tensor.shape)}")
             if key != "length":
-                name, _, index = key.rpartition(".")
-                if not name or not index.isdigit():
-                    raise StateError(f"this state holds {key!r}, which is no part of a state")
-                gathered.setdefault(name, {})[int(index)] = tensor
+                found = re.fullmatch(r"(.+)\.(0|[1-9][0-9]{0,5})", key)
+                if not found:
+                    raise StateError(f"this state holds {key!r:.80}, which is no part of a state")
+                gathered.setdefault(found[1], {})[int(found[2])] = tensor
         for name, tensors in gathered.items():
             if set(tensors) != set(range(len(tensors))):
-                raise StateError(f"this state holds {name} {sorted(tensors)}; some are missing, it is damaged")
+                raise StateError(f"this state holds {name!r:.80} {sorted(tensors)}; some are missing, it is damaged")
         parts = {name: tuple(tensors[i] for i in sorted(tensors)) for name, tensors in gathered.items()}
         held = {t.shape[-2] if t.dim() > 2 else -1 for tensors in parts.values() for t in tensors}
-        whole = len(held) == 1 and bool((flat["length"] == held.pop()).all())
-        return cls(flat["length"], parts, version, whole)
+        whole = len(held) == 1 and bool((length == held.pop()).all())
+        return cls(length, parts, STATE_VERSION, whole)
 
     def nbytes_per_row(self) -> int:
         return sum(t.nelement() * t.element_size() for t in self.tensors().values()) // max(self.batch, 1)
@@ -267,6 +273,38 @@ class LanguageModel(nn.Module, ABC):
         losses, state = self.losses(tokens, targets, state, starts)
         return losses.mean(), state
 
+    def state_forms(self) -> list[State]:
+        """One row in each form of state that this model reads; an axis of length 0 may have any length."""
+        return [self.initial_state(1)]
+
+    def room(self, state: State) -> int:  # noqa: ARG002 (a state that holds no positions has none)
+        """How many positions each row of a state can hold. A family also checks here what names, shapes and types do
+        not tell."""
+        return 0
+
+    def admit(self, state: State) -> State:
+        """A state from a file, on this model's device and in its types. One that this model could not have made is a
+        StateError: names, shapes, types, lengths and numbers are checked. Reads the state's values, so it waits for a
+        device."""
+        counts = {name: len(part) for name, part in state.parts.items()}
+        forms = {str({name: len(part) for name, part in form.parts.items()}): form for form in self.state_forms()}
+        form = next((form for form in forms.values() if set(form.tensors()) == set(state.tensors())), None)
+        if form is None:
+            raise StateError(f"this state holds {counts!s:.200}; this model reads {' or '.join(forms)}")
+        for name, wanted in form.tensors().items():
+            _require_like(name, state.tensors()[name], wanted, state.batch)
+        room = self.room(state)
+        if bool(((state.length < 0) | (state.length > room)).any()):
+            raise StateError(
+                f"this state has a row of length {int(state.length.min())} to {int(state.length.max())}, and holds "
+                f"{room} positions; it is damaged"
+            )
+        parts = {
+            name: tuple(tensor.to(like.device, like.dtype) for tensor, like in zip(part, form.parts[name], strict=True))
+            for name, part in state.parts.items()
+        }
+        return replace(state, length=state.length.to(form.length.device), parts=parts)
+
     @contextmanager
     def fixed_weights(self) -> Iterator[None]:
         """Within this block weights do not change and nothing is trained: what follows from them alone is kept.
@@ -311,6 +349,28 @@ def require_next(tokens: Tensor, targets: Tensor, starts: Tensor | None) -> None
         raise DataError(
             f"targets have shape {list(targets.shape)} and the tokens {len(tokens)} rows; hand over one a row"
         )
+
+
+def _require_like(name: str, given: Tensor, wanted: Tensor, rows: int) -> None:
+    """A tensor of a state is like that of one row: as many rows as there are, the other axes as long as they are unless
+    they are empty, floats for floats and finite, and whole numbers of the same type."""
+    shape = [rows, *(there or here for there, here in zip(wanted.shape[1:], given.shape[1:], strict=False))]
+    floats = given.is_floating_point() and wanted.is_floating_point()
+    if given.dim() != wanted.dim() or list(given.shape) != shape or not (floats or given.dtype == wanted.dtype):
+        needed = [rows, *(size or "any" for size in wanted.shape[1:])]
+        raise StateError(
+            f"this state's {name!r:.80} is {given.dtype} of shape {list(given.shape)}, and this model needs "
+            f"{wanted.dtype} of shape {needed}"
+        )
+    if floats and not bool(given.isfinite().all()):
+        raise StateError(f"this state's {name!r:.80} holds numbers that are not finite; it is damaged")
+
+
+def require_tokens(name: str, tokens: Tensor, most: int) -> None:
+    """What a state holds of tokens lies between 0 and `most`."""
+    if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) <= most:
+        found = f"{int(tokens.min())} to {int(tokens.max())}"
+        raise StateError(f"this state's part {name!r} holds {found}, and this model takes 0 to {most}")
 
 
 class StreamDecoder:

@@ -114,12 +114,14 @@ class TextModel:
 
     def _take_up(self, session: Session, path: Path, draw_anew: bool) -> None:
         carried, extra = load_state(path, model_hash=self.hash)
-        if not {"pending", "held", "random"} <= set(extra):
-            raise StateError(f"{path} holds no waiting token; it was not saved by a session")
-        session.restore(carried, int(extra["pending"].flatten()[0]))
+        kinds = {"pending": torch.int64, "held": torch.uint8, "random": torch.uint8}
+        found = {name: tensor.dtype for name, tensor in extra.items() if tensor.dim() == 1}
+        if found != kinds or len(extra["pending"]) != 1:
+            raise StateError(f"{path} holds no waiting token, text and generator; it was not saved by a session")
+        session.restore(carried, int(extra["pending"]))
         session.held = bytes(extra["held"].tolist())
-        if not draw_anew and session.device.type == "cpu":
-            session.generator.set_state(extra["random"])
+        if not draw_anew:
+            session.restore_random(extra["random"])
 
     def save_session(self, session: Session, path: Path) -> None:
         extra = {

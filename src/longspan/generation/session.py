@@ -31,7 +31,17 @@ class Session:
             raise StateError(
                 f"this state waits at token {pending}; the model knows 0 to {self.model.config.vocabulary - 1}"
             )
-        self.decoder, self.pending = self.model.decoder(state.to(self.device)), pending
+        self.decoder, self.pending = self.model.decoder(self.model.admit(state)), pending
+
+    def restore_random(self, state: Tensor) -> None:
+        """Go on with the numbers of a saved generator. One of another kind of device has other numbers, and the seed's
+        are drawn instead."""
+        if state.shape != self.generator.get_state().shape:
+            return
+        try:
+            self.generator.set_state(state)
+        except RuntimeError as error:
+            raise StateError(f"this state's generator is damaged ({error!s:.80}); give a seed to draw anew") from None
 
     def read(self, ids: Sequence[int]) -> None:
         """Take in a text of any length, a segment at a time."""

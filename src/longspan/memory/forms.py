@@ -38,6 +38,17 @@ def require_memory(state: State, batch: int, layers: int, taps: int = 0) -> None
         raise StateError(f"this state is of a model.convolution={max(held)} and this model has {taps}; they must agree")
 
 
+def held(state: State, *, alike: bool = True) -> int:
+    """The positions that the layer with most of them holds; where layers are `alike`, all hold as many."""
+    parts = [state.parts[name] for name in ("hidden", "keys", "values") if name in state.parts]
+    counts = [{part[n].shape[-2] for part in parts} for n in range(len(parts[0]))]
+    if any(len(of_layer) > 1 for of_layer in counts) or (alike and len(set().union(*counts)) > 1):
+        raise StateError(
+            f"this state's layers hold {[sorted(of_layer) for of_layer in counts]!s:.200} positions; they must agree"
+        )
+    return max(max(of_layer) for of_layer in counts)
+
+
 def with_memory(
     layer: Any, h: Float[Tensor, "B T E"], memory: Mapping[str, Tensor], capacity: int
 ) -> tuple[Float[Tensor, "B H K D"], Float[Tensor, "B H K D"], dict[str, Tensor]]:

@@ -14,12 +14,12 @@ from typing import Any
 
 from torch import nn
 
-from longspan.contract import Decoder, LanguageModel, State, StreamDecoder, require_segment
+from longspan.contract import Decoder, LanguageModel, State, StreamDecoder, require_segment, require_tokens
 from longspan.memory.copied import Copied, empty_copies, require_copies, without_copies
-from longspan.memory.forms import empty_memory, require_memory, with_memory
+from longspan.memory.forms import empty_memory, held, require_memory, with_memory
 from longspan.memory.segments import first_visible, remaining, trim
 from longspan.memory.tails import empty_tails, mix, seen_taps
-from longspan.memory.window import WindowDecoder
+from longspan.memory.window import WindowDecoder, window_form, window_room
 from longspan.shapes import Bool, Float, Int, Tensor
 
 
@@ -75,6 +75,30 @@ class Remembering(LanguageModel):
         state = empty_memory(self.config, like, batch, projected=projected)
         beside = empty_tails(self.config, like, batch) | empty_copies(self.config, like, batch)
         return replace(state, parts={**state.parts, **beside})
+
+    def state_forms(self) -> list[State]:
+        """Both forms of memory, with tails and copies of any number of positions; and a decoder's window of tokens."""
+        forms = []
+        for projected in (True, False):
+            state = self.initial_state(1, projected=projected)
+            parts = {
+                name: tuple(tensor[:, :0] for tensor in part) if name in ("tails", "copied") else part
+                for name, part in state.parts.items()
+            }
+            forms.append(replace(state, parts=parts))
+        return [*forms, window_form(self)]
+
+    def admit(self, state: State) -> State:
+        return super().admit(state if self.config.copy else without_copies(state))
+
+    def room(self, state: State) -> int:
+        if "window" in state.parts:
+            return window_room(state, self.config.vocabulary)
+        require_memory(without_copies(state), state.batch, self.config.layers, self.config.convolution)
+        if self.config.copy:
+            require_copies(state, self.config.width)
+            require_tokens("copied", state.parts["copied"][1], self.config.vocabulary)
+        return held(state)
 
     def hidden_states(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None

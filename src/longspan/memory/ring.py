@@ -40,10 +40,11 @@ class Ring:
     def __init__(self, model: Reader, state: State, age: int) -> None:
         self.model = model
         self.size = model.config.window or model.config.memory + 1
-        self.keys = [_slots(keys, self.size) for keys in state.parts["keys"]]
-        self.values = [_slots(values, self.size) for values in state.parts["values"]]
-        shape = (state.batch, model.config.convolution, model.config.width)
-        self.tails = [tail.new_zeros(shape) for tail in state.parts.get("tails", ())]
+        c, like = model.config, model.embedding.tables[0]
+        slots = (state.batch, c.heads, self.size, c.head_size)
+        self.keys, self.values = ([like.new_zeros(slots) for _ in range(c.layers)] for _ in range(2))
+        tail = (state.batch, c.convolution, c.width)
+        self.tails = [like.new_zeros(tail) for _ in state.parts.get("tails", ())]
         self.fill(state, age)
 
     def fill(self, state: State, age: int) -> None:
@@ -146,11 +147,6 @@ class RingDecoder(Ring):
 def joined_projections(attention: Any) -> Float[Tensor, "P E"]:
     """Wq, Wk and Wv as one matrix: one product for all three."""
     return torch.cat([attention.query.weight, attention.key.weight, attention.value.weight])
-
-
-def _slots(positions: Float[Tensor, "B H M D"], size: int) -> Float[Tensor, "B H S D"]:
-    B, H, _, D = positions.shape
-    return positions.new_zeros(B, H, size, D)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from longspan.contract import Decoder, LanguageModel, State
+from longspan.contract import Decoder, LanguageModel, State, require_tokens
 from longspan.memory.segments import first_visible
 from longspan.shapes import Bool, Float, Int, Tensor
 
@@ -31,6 +31,19 @@ class WindowDecoder:
         return State(self.window.new_full((rows,), kept), {"window": (self.window,)})
 
 
+def window_form(model: LanguageModel) -> State:
+    """The form of a WindowDecoder's state."""
+    length = torch.zeros(1, dtype=torch.int64, device=next(model.parameters()).device)
+    return State(length, {"window": (length.new_zeros(1, 0),)})
+
+
+def window_room(state: State, vocabulary: int) -> int:
+    """The tokens of a window, every one of them known; none where the state has no window."""
+    window = state.parts["window"][0] if "window" in state.parts else state.length[:, None][:, :0]
+    require_tokens("window", window, vocabulary - 1)
+    return window.shape[1]
+
+
 class WithoutMemory(LanguageModel):
     """A family that reads every segment as if it were the first: its state is empty, its decoder a window of tokens."""
 
@@ -49,6 +62,12 @@ class WithoutMemory(LanguageModel):
 
     def initial_state(self, batch: int) -> State:
         return State(torch.zeros(batch, dtype=torch.int64, device=next(self.parameters()).device))
+
+    def state_forms(self) -> list[State]:
+        return [self.initial_state(1), window_form(self)]
+
+    def room(self, state: State) -> int:
+        return window_room(state, self.config.vocabulary)
 
     def begin(
         self, tokens: Int[Tensor, "B T"], state: State | None, starts: Bool[Tensor, "B T"] | None

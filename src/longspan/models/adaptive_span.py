@@ -19,7 +19,7 @@ from longspan.layers.model_config import require
 from longspan.layers.relative import RelativeLayer, dropped_sinusoids
 from longspan.layers.span import AdaptiveSpan, SpanAttention
 from longspan.layers.transformer import TransformerConfig, initialise
-from longspan.memory.forms import empty_memory, require_memory, with_memory
+from longspan.memory.forms import empty_memory, held, require_memory, with_memory
 from longspan.memory.segments import first_visible, remaining
 from longspan.shapes import Bool, Float, Int, Tensor
 
@@ -124,6 +124,12 @@ class AdaptiveSpanTransformer(LanguageModel):
         unequally many positions; `length` counts the valid ones of the layer that keeps most."""
         projected = not self.training if projected is None else projected
         return empty_memory(self.config, self.embedding.tables[0], batch, projected=projected)
+
+    def state_forms(self) -> list[State]:
+        return [self.initial_state(1, projected=projected) for projected in (True, False)]
+
+    def room(self, state: State) -> int:
+        return held(state, alike=False)
 
     def hidden_states(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None

@@ -23,7 +23,7 @@ from longspan.layers.relative import RelativeLayer, dropped_sinusoids
 from longspan.layers.transformer import TransformerConfig, initialise
 from longspan.memory.compressed import leaving, slots_after, whole_blocks
 from longspan.memory.segments import first_visible, keep_last
-from longspan.memory.window import WindowDecoder
+from longspan.memory.window import WindowDecoder, window_form, window_room
 from longspan.shapes import Bool, Float, Int, Tensor
 
 
@@ -114,6 +114,17 @@ class Compressive(LanguageModel):
         c, like = self.config, self.embedding.tables[0]
         empty = (like.new_zeros(batch, 0, c.width),) * c.layers
         return State(torch.zeros(batch, dtype=torch.int64, device=like.device), {"compressed": empty, "hidden": empty})
+
+    def state_forms(self) -> list[State]:
+        return [self.initial_state(1), window_form(self)]
+
+    def room(self, state: State) -> int:
+        if "window" in state.parts:
+            return window_room(state, self.config.vocabulary)
+        counts = {name: {tensor.shape[1] for tensor in part} for name, part in state.parts.items()}
+        if any(len(of_layers) > 1 for of_layers in counts.values()):
+            raise StateError(f"this state's layers hold {counts!s:.200} positions; they must agree")
+        return sum(of_layers.pop() for of_layers in counts.values())
 
     def hidden_states(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None

@@ -21,9 +21,9 @@ from longspan.layers.attention import HeadNorm, split_heads
 from longspan.layers.patterns import PatternLayer, TwoSidedOption, farthest, require_causal
 from longspan.layers.positions import SinusoidDistances, sinusoid
 from longspan.layers.transformer import TransformerConfig, initialise, require
-from longspan.memory.forms import empty_memory, require_memory, with_memory
+from longspan.memory.forms import empty_memory, held, require_memory, with_memory
 from longspan.memory.segments import first_visible, remaining
-from longspan.memory.window import WindowDecoder
+from longspan.memory.window import WindowDecoder, window_form, window_room
 from longspan.shapes import Bool, Float, Int, Tensor
 
 
@@ -191,6 +191,14 @@ class Longformer(TwoSidedOption):
             return State(length)
         projected = not self.training if projected is None else projected
         return empty_memory(c, like, batch, projected=projected)
+
+    def state_forms(self) -> list[State]:
+        if not self.has_memory:
+            return [self.initial_state(1), window_form(self)]
+        return [self.initial_state(1, projected=projected) for projected in (True, False)]
+
+    def room(self, state: State) -> int:
+        return held(state, alike=False) if self.has_memory else window_room(state, self.config.vocabulary)
 
     def hidden_states(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None

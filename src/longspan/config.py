@@ -28,14 +28,14 @@ def build(cls: type[C], values: Mapping[str, Any], where: str = "") -> C:
     for name, value in values.items():
         if name not in known:
             raise UnknownNameError("key", f"{prefix}{name}", [f"{prefix}{k}" for k in known])
-        made[name] = _convert(hints[name], value, f"{prefix}{name}")
+        made[name] = convert(hints[name], value, f"{prefix}{name}")
     for name, entry in known.items():
         if name not in made and entry.default is entry.default_factory is dataclasses.MISSING:
             raise ConfigError(f"{prefix}{name} is missing; give it a value of type {_type_name(hints[name])}")
     return cls(**made)
 
 
-def _convert(hint: Any, value: Any, key: str) -> Any:
+def convert(hint: Any, value: Any, key: str) -> Any:
     """`value` as the annotated type, or an error that says what was expected and what was received."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
@@ -43,10 +43,10 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
             return None
         inner = [a for a in args if a is not type(None)]
         if len(inner) == 1:
-            return _convert(inner[0], value, key)
+            return convert(inner[0], value, key)
         for candidate in inner:
             try:
-                return _convert(candidate, value, key)
+                return convert(candidate, value, key)
             except ConfigError:
                 continue
     elif origin is Literal:
@@ -56,9 +56,9 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
             raise UnknownNameError(f"value for {key}", value, [str(a) for a in args])
     elif origin is tuple and isinstance(value, Sequence) and not isinstance(value, str):
         if len(args) == 2 and args[1] is Ellipsis:
-            return tuple(_convert(args[0], item, f"{key}[{i}]") for i, item in enumerate(value))
+            return tuple(convert(args[0], item, f"{key}[{i}]") for i, item in enumerate(value))
         if len(args) == len(value):
-            return tuple(_convert(a, item, f"{key}[{i}]") for i, (a, item) in enumerate(zip(args, value, strict=True)))
+            return tuple(convert(a, item, f"{key}[{i}]") for i, (a, item) in enumerate(zip(args, value, strict=True)))
     elif dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         return build(typing.cast(type, hint), value, key)
     elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):

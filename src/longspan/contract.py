@@ -22,6 +22,7 @@ from longspan.shapes import Bool, Float, Int, Tensor
 
 STATE_VERSION = 1
 _FIXING = threading.Lock()
+FLOATS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 UNBOUNDED = sys.maxsize
 """The `reach` of a family that no distance hides a token from."""
 
@@ -282,10 +283,9 @@ class LanguageModel(nn.Module, ABC):
         not tell."""
         return 0
 
-    def admit(self, state: State) -> State:
-        """A state from a file, on this model's device and in its types. One that this model could not have made is a
-        StateError: names, shapes, types, lengths and numbers are checked. Reads the state's values, so it waits for a
-        device."""
+    def check(self, state: State) -> State:
+        """The form of a state from a file. One that this model could not have made is a StateError: names, shapes,
+        types, lengths and numbers are checked. Reads the state's values, so it waits for a device."""
         counts = {name: len(part) for name, part in state.parts.items()}
         forms = {str({name: len(part) for name, part in form.parts.items()}): form for form in self.state_forms()}
         form = next((form for form in forms.values() if set(form.tensors()) == set(state.tensors())), None)
@@ -297,8 +297,13 @@ class LanguageModel(nn.Module, ABC):
         if bool(((state.length < 0) | (state.length > room)).any()):
             raise StateError(
                 f"this state has a row of length {int(state.length.min())} to {int(state.length.max())}, and holds "
-                f"{room} positions; it is damaged"
+                f"{room} positions"
             )
+        return form
+
+    def admit(self, state: State) -> State:
+        """A state from a file, checked, on this model's device and in its types."""
+        form = self.check(state)
         parts = {
             name: tuple(tensor.to(like.device, like.dtype) for tensor, like in zip(part, form.parts[name], strict=True))
             for name, part in state.parts.items()
@@ -355,7 +360,7 @@ def _require_like(name: str, given: Tensor, wanted: Tensor, rows: int) -> None:
     """A tensor of a state is like that of one row: as many rows as there are, the other axes as long as they are unless
     they are empty, floats for floats and finite, and whole numbers of the same type."""
     shape = [rows, *(there or here for there, here in zip(wanted.shape[1:], given.shape[1:], strict=False))]
-    floats = given.is_floating_point() and wanted.is_floating_point()
+    floats = given.dtype in FLOATS and wanted.dtype in FLOATS
     if given.dim() != wanted.dim() or list(given.shape) != shape or not (floats or given.dtype == wanted.dtype):
         needed = [rows, *(size or "any" for size in wanted.shape[1:])]
         raise StateError(
@@ -363,7 +368,7 @@ def _require_like(name: str, given: Tensor, wanted: Tensor, rows: int) -> None:
             f"{wanted.dtype} of shape {needed}"
         )
     if floats and not bool(given.isfinite().all()):
-        raise StateError(f"this state's {name!r:.80} holds numbers that are not finite; it is damaged")
+        raise StateError(f"this state's {name!r:.80} holds numbers that are not finite")
 
 
 def require_tokens(name: str, tokens: Tensor, most: int) -> None:

@@ -1,8 +1,9 @@
 """What watches a run: the loop knows nothing else of progress, metrics, checkpoints or validation."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from longspan.training.ledger import Row
 
@@ -33,7 +34,11 @@ class Validation:
 
 
 class Observer:
-    """Watches a run. Called in the order of the list: `after_step` once a step, `row` when its figures have come."""
+    """Watches a run. Called in the order of the list: `after_step` once a step, `row` when its figures have come.
+
+    `kept` gives the type of each of its `facts`, to which a checkpoint is held before `restore`."""
+
+    kept: ClassVar[Mapping[str, Any]] = {}
 
     def rehearse(self, trainer: "Trainer") -> None:
         """Before anything is written: what it will do later is tried here, so that it fails now if at all."""

@@ -1,6 +1,6 @@
 """Averaging that begins when validation stops improving."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer, Validation
@@ -12,6 +12,8 @@ class AverageTrigger(Observer):
 
     Only regular validations count, not the one at a run's end: a run that is made longer must not notice.
     """
+
+    kept: ClassVar = {"scores": tuple[float, ...]}
 
     def __init__(self, patience: int, every: int) -> None:
         self.patience, self.every = patience, every

@@ -4,7 +4,7 @@ import math
 import shutil
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from longspan.checkpoints import store
 from longspan.checkpoints.model_folder import save_model
@@ -17,6 +17,8 @@ from longspan.training.observer import Observer, Validation
 
 class Checkpoints(Observer):
     """Saves every `every` steps, at the end, and when a signal asks for a stop; only the last `keep` good ones stay."""
+
+    kept: ClassVar = {"best": float}
 
     def __init__(self, folder: Path, every: int, keep: int) -> None:
         self.folder, self.every, self.keep = folder, every, keep

@@ -1,7 +1,7 @@
 """An end to a run that has stopped getting better."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer, Validation
@@ -9,6 +9,8 @@ from longspan.training.observer import Observer, Validation
 
 class EarlyStop(Observer):
     """Ends the run once `patience` validations in a row were no better than the best."""
+
+    kept: ClassVar = {"best": float, "waited": int}
 
     def __init__(self, patience: int) -> None:
         self.patience = patience

@@ -21,7 +21,7 @@ def go_on(out: Path, monkeypatch: pytest.MonkeyPatch, *, held_out: str = OLD, st
     """Train in `out` with what a recipe makes watch the run; how many steps were taken."""
     texts = {"train": make_text(300), "valid": make_text(300, held_out)}
     monkeypatch.setattr(run, "open_text", lambda recipe, split: texts[split])
-    monkeypatch.setattr(run, "open_corpus", lambda corpus, split, *_: texts[split])
+    monkeypatch.setattr(run, "open_corpus", lambda corpus, split, *_, **__: texts[split])
     recipe = make_recipe(training_steps=steps, training_validate_every=1, training_schedule="constant", **changes)
     return run.train(recipe, out, resume="auto").took_steps
 

@@ -1,5 +1,6 @@
 """Averaging that begins when validation stops improving."""
 
+import math
 from typing import Any, ClassVar
 
 from longspan.training.loop import Trainer
@@ -13,7 +14,7 @@ class AverageTrigger(Observer):
     Only regular validations count, not the one at a run's end: a run that is made longer must not notice.
     """
 
-    kept: ClassVar = {"scores": tuple[float, ...]}
+    kept: ClassVar = {"scores": tuple[float | None, ...]}
 
     def __init__(self, patience: int, every: int) -> None:
         self.patience, self.every = patience, every
@@ -28,7 +29,8 @@ class AverageTrigger(Observer):
         self.scores.append(validation.score)
 
     def facts(self) -> dict[str, Any]:
-        return {"scores": self.scores} if self.scores else {}
+        """A score that is not finite is saved as null: JSON has no infinity."""
+        return {"scores": [score if math.isfinite(score) else None for score in self.scores]} if self.scores else {}
 
     def restore(self, facts: dict[str, Any]) -> None:
-        self.scores = [float(score) for score in facts.get("scores", [])]
+        self.scores = [math.inf if score is None else float(score) for score in facts.get("scores", [])]

@@ -25,7 +25,8 @@ class EarlyStop(Observer):
             trainer.stopped_early = trainer.finished = True
 
     def facts(self) -> dict[str, Any]:
-        return {"best": self.best, "waited": self.waited}
+        best = {"best": self.best} if math.isfinite(self.best) else {}
+        return {**best, "waited": self.waited}
 
     def restore(self, facts: dict[str, Any]) -> None:
         self.best, self.waited = float(facts.get("best", math.inf)), int(facts.get("waited", 0))

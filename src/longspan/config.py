@@ -6,11 +6,11 @@ module adds is the way in: unknown keys with the nearest known one, values of th
 
 import dataclasses
 import json
-import math
+import sys
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -62,15 +62,44 @@ def convert(hint: Any, value: Any, key: str) -> Any:
     elif dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         return build(typing.cast(type, hint), value, key)
     elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if math.isfinite(value):
+        if abs(value) <= sys.float_info.max:  # neither infinite nor NaN, nor a whole number that no float can hold
             return float(value)
+        raise ConfigError(f"{key}={shown(value)} is no finite number; give one that a float can hold")
     elif (hint is int and isinstance(value, int) and not isinstance(value, bool)) or (
         hint in (str, bool) and isinstance(value, hint)
     ):
         if isinstance(value, str):
             require_unicode(value, key)
         return value
-    raise ConfigError(f"{key}={show(value)} is of the wrong type; it takes {_type_name(hint)}")
+    raise ConfigError(f"{key}={shown(value)} is of the wrong type; it takes {_type_name(hint)}")
+
+
+Bound = float | tuple[float, float]
+"""The largest magnitude of a number; for a key that may list [step, value] pairs, that of a step and of a value."""
+
+
+def require_bounds(config: Any, where: str, largest: Mapping[str, Bound]) -> None:
+    """Every number of a config, also in its lists, is within the bound of its key; every key of numbers has one.
+
+    What lies further would fail deep inside torch, overflow, or fill the machine before it does. Checked first, so that
+    later checks compute with numbers of a sane size."""
+    for entry in dataclasses.fields(config):
+        for number, most in _bounded(getattr(config, entry.name), largest.get(entry.name, 0)):
+            if not abs(number) <= most:
+                sign = "-" * (number < 0)
+                raise ConfigError(f"{where}.{entry.name}={shown(number)} is beyond the largest, {sign}{shown(most)}")
+
+
+def _bounded(value: Any, most: Bound) -> Iterator[tuple[float, float]]:
+    """The numbers of a value, each with its bound."""
+    if isinstance(value, tuple):
+        for item in value:
+            if isinstance(most, tuple) and isinstance(item, tuple):
+                yield from zip(item, most, strict=True)
+            else:
+                yield from _bounded(item, most)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield value, most[-1] if isinstance(most, tuple) else most
 
 
 def require_unicode(text: str, key: str) -> None:
@@ -78,8 +107,8 @@ def require_unicode(text: str, key: str) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        shown = text.encode("utf-8", "replace").decode()
-        raise ConfigError(f"{key}={show(shown)} is not UTF-8; give it another name") from None
+        readable = text.encode("utf-8", "replace").decode()
+        raise ConfigError(f"{key}={shown(readable)} is not UTF-8; give it another name") from None
 
 
 def _type_name(hint: Any) -> str:
@@ -142,7 +171,7 @@ def parse_overrides(pairs: Sequence[str]) -> dict[str, Any]:
 def _read_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # no TOML, a number of too many digits, or nested too deep
         return text
 
 
@@ -164,6 +193,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{path} nests too deep, or has a number of more than 4,300 digits; shorten it") from None
 
 
 def to_toml(values: Mapping[str, Any]) -> str:
@@ -191,3 +222,12 @@ def show(value: Any) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)
+
+
+def shown(value: Any) -> str:
+    """A value of any kind and size for the sentence of an error."""
+    try:
+        text = show(value)
+    except (ValueError, RecursionError):  # a number of more digits than Python writes, or a list nested too deep
+        text = f"a {type(value).__name__} too large to show"
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -208,9 +208,9 @@ def test_the_recipe_has_as_many_parameters_as_the_others() -> None:
     ("values", "sentence"),
     [
         ({"norm": "post"}, "model.norm"),
-        ({"rounds": 0}, "model.rounds=0 must lie between 1 and"),
-        ({"chunk": 0}, "model.chunk=0 must lie between 1 and"),
-        ({"pieces": -1}, "model.pieces=-1 must lie between 1 and"),
+        ({"rounds": 0}, "model.rounds=0 must be at least 1"),
+        ({"chunk": 0}, "model.chunk=0 must be at least 1"),
+        ({"pieces": -1}, "model.pieces=-1 must be at least 1"),
         ({"buckets": 12}, "model.buckets=12 is no power of two between 1 and 1048576; try 8"),
         ({"buckets": 0}, "model.buckets=0 is no power of two .* try 1"),
     ],

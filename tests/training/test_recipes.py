@@ -133,7 +133,7 @@ def test_a_bad_recipe_is_told_in_one_sentence(text: str, sentence: str, tmp_path
         (["training.steps=five"], 'training.steps="five" is of the wrong type'),
         (["training=5"], "training=5 is a plain value"),
         (["model.width=17"], "model.width=17 is not divisible by heads=4"),
-        (["training.lr=nan"], "training.lr=nan is of the wrong type"),
+        (["training.lr=nan"], "training.lr=nan is no finite number"),
     ],
 )
 def test_a_bad_override_is_told_without_a_line(pairs: list[str], sentence: str) -> None:

@@ -1,19 +1,27 @@
 """What every family's config has: its shape, how tokens become vectors and back, and checks that tell in a sentence."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 
+from longspan import config
 from longspan.errors import ConfigError
 from longspan.layers.adaptive_softmax import AdaptiveSoftmax
 from longspan.layers.embedding import AdaptiveEmbedding
 
-# Beyond any model; what lies further would fail deep inside torch, or fill the machine before it does.
-LARGEST = {"layers": 4096, "steps": 4096}
-LARGEST |= dict.fromkeys(("width", "heads", "head_width", "inner", "embedding_width"), 2**20)
-LARGEST |= {"vocabulary": 2**24, "div_val": 2**20, "convolution": 2**10, "copy": 2**20, "copy_width": 2**20}
-LARGEST |= dict.fromkeys(
-    ("segment", "memory", "clamp", "max_distance", "compressed", "rate", "span", "ramp"), 2**31 - 1
-)
+# The largest value of every key of every family: beyond any model that is of use. A test holds every key to have one.
+LARGEST: dict[str, config.Bound] = {"vocabulary": 2**24, "cutoffs": 2**24, "layers": 2**12, "steps": 2**12}
+# Sizes of weights.
+LARGEST |= dict.fromkeys(("width", "heads", "head_width", "inner", "embedding_width", "copy_width", "div_val"), 2**20)
+LARGEST |= {"convolution": 2**10, "rate": 2**10, "buckets": 2**20, "rounds": 2**6}
+# Positions.
+LARGEST |= dict.fromkeys(("segment", "memory", "clamp", "compressed", "span", "ramp", "copy", "chunk", "pieces"), 2**20)
+LARGEST |= dict.fromkeys(("window", "dilation", "global_tokens", "stride", "summary", "block", "targets"), 2**20)
+LARGEST |= dict.fromkeys(("window_blocks", "random_blocks", "global_blocks"), 2**20)
+LARGEST |= {"max_distance": 2**21}  # by default a segment and a memory
+# Rates, and factors of what joins a loss.
+LARGEST |= dict.fromkeys(("dropout", "attention_dropout", "embedding_dropout", "input_dropout", "hidden_dropout"), 1)
+LARGEST |= dict.fromkeys(("output_dropout", "projection_dropout", "weight_dropout", "zoneout", "threshold"), 1)
+LARGEST |= dict.fromkeys(("ar", "tar", "ponder", "span_penalty"), 1e6)
 
 # What no weight depends on, so that a model may be scored with another than it was trained with.
 WEIGHTLESS = ("memory", "clamp", "same_length", "copy")
@@ -40,11 +48,9 @@ class ModelConfig:
     tie_projections: bool = False
 
     def __post_init__(self) -> None:
+        config.require_bounds(self, "model", LARGEST)
         for name in ("vocabulary", "layers", "width", "segment", "div_val"):
             require(getattr(self, name) >= 1, f"model.{name}={getattr(self, name)} must be at least 1")
-        for name in LARGEST.keys() & {field.name for field in fields(self)}:
-            value, most = getattr(self, name), LARGEST[name]
-            require(value is None or value <= most, f"model.{name}={value} is beyond the largest, {most}")
         self.require_width("embedding_width")
         self.require_rate("dropout")
         rising = all(a < b for a, b in pairwise((0, *self.cutoffs, self.vocabulary)))
@@ -52,7 +58,7 @@ class ModelConfig:
             rising,
             f"model.cutoffs={list(self.cutoffs)} must rise and lie between 0 and the vocabulary of {self.vocabulary}",
         )
-        narrowest = (self.embedding_width or self.width) // self.div_val ** len(self.cutoffs)
+        narrowest = (self.embedding_width or self.width) // self.div_val ** min(len(self.cutoffs), 64)
         require(
             narrowest >= 1,
             f"model.div_val={self.div_val} leaves the rarest of {len(self.cutoffs) + 1} clusters no width; "

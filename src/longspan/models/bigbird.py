@@ -23,6 +23,9 @@ from longspan.layers.places import LearnedPlaces
 from longspan.layers.transformer import TransformerConfig, initialise, require, settle_max_distance
 from longspan.memory.window import Placed
 
+# Drawn when a model is made, each in a step of Python.
+MOST_DRAWS = 2**20
+
 
 @dataclass(frozen=True, kw_only=True)
 class BigBirdConfig(TransformerConfig):
@@ -43,6 +46,15 @@ class BigBirdConfig(TransformerConfig):
             f"use {self.window_blocks + 1}",
         )
         settle_max_distance(self, True, self.segment - 1)
+        draws = self.layers * self.heads * -(-self.places // self.block) * self.random_blocks
+        require(
+            draws <= MOST_DRAWS,
+            f"model.random_blocks={self.random_blocks} for every block, head and layer makes {draws} draws, beyond the "
+            f"largest, {MOST_DRAWS}; use fewer, or a larger model.block",
+        )
+
+    def rough_parameters(self) -> int:
+        return super().rough_parameters() + self.places * self.width
 
     @property
     def places(self) -> int:
@@ -67,7 +79,7 @@ class BigBirdConfig(TransformerConfig):
         The same for a longer text where causal. Python promises the numbers of `Random.random` for all its versions.
         """
         draw, table = Random(seed).random, np.full((count, self.random_blocks), -1)
-        for i in range(self.global_blocks if not self.causal else 0, count):
+        for i in range(self.global_blocks if not self.causal else 0, count if self.random_blocks else 0):
             left = range(self.global_blocks, max(i - before, self.global_blocks))
             right = range(max(i + after + 1, self.global_blocks), count if not self.causal else 0)
             chosen: list[int] = []

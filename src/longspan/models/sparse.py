@@ -44,6 +44,10 @@ class SparseConfig(TransformerConfig):
             )
         settle_max_distance(self, True, self.segment - 1)
 
+    def rough_parameters(self) -> int:
+        places = (self.max_distance or 0) + 1
+        return super().rough_parameters() + (places // self.stride + min(self.stride, places)) * self.width
+
     def patterns(self) -> list[list[Pattern]]:
         """The pattern of every head of every layer."""
         steps = (self.local, self.distant)

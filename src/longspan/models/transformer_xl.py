@@ -40,6 +40,9 @@ class TransformerXLConfig(RememberingConfig):
         # A size of weights, so it is settled here: another memory at evaluation must not change it.
         settle_max_distance(self, self.position == "shaw", self.segment + self.memory - 1)
 
+    def rough_parameters(self) -> int:
+        return super().rough_parameters() + self.layers * self.heads * self.head_size * (self.max_distance or 0)
+
 
 class TransformerXLLayer(TransformerLayer):
     """A layer whose keys may reach into memory, told apart by distance."""

@@ -38,6 +38,10 @@ class VanillaConfig(ConvolvingConfig):
         )
         settle_max_distance(self, self.position != "sinusoid", self.segment - 1)
 
+    def rough_parameters(self) -> int:
+        size = self.width if self.position == "learned" else self.heads * self.head_size
+        return super().rough_parameters() + self.layers * size * (self.max_distance or 0)
+
 
 class VanillaLayer(TransformerLayer):
     """A layer that makes its keys of the segment alone."""

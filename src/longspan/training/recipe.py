@@ -14,6 +14,17 @@ from longspan.errors import ConfigError, UnknownNameError
 from longspan.layers.model_config import WEIGHTLESS, require
 from longspan.models.families import family
 
+# The largest value of every key of a recipe's tables, as `layers/model_config.py` has it for models.
+STEPS, TOKENS, SECONDS = 10**12, 10**18, 10**10
+LARGEST: dict[str, config.Bound] = {"steps": STEPS, "tokens": TOKENS, "seconds": SECONDS, "seed": 2**63 - 1}
+LARGEST |= dict.fromkeys(("segment", "memory"), (STEPS, 2**20)) | {"batch": (STEPS, 2**24), "accumulate": 2**24}
+LARGEST |= dict.fromkeys(("warmup", "average_from", "validate_every", "save_every"), STEPS)
+LARGEST |= dict.fromkeys(("average_patience", "patience", "keep", "minimum"), STEPS)
+LARGEST |= {"validate_tokens": TOKENS, "parameters": TOKENS, "segment_jitter": 2**12}
+LARGEST |= dict.fromkeys(("lr", "muon_lr", "weight_decay", "clip", "spike", "score"), 1e38)  # as a float32 has it
+LARGEST |= dict.fromkeys(("betas", "epsilon", "muon_momentum", "lr_floor", "cooldown"), 1)
+LARGEST |= dict.fromkeys(("weight_dropout", "average_decay"), 1) | {"clamp": 2**20, "copy": 2**20, "lanes": 2**20}
+
 S = TypeVar("S")
 Steps = tuple[tuple[int, int], ...]
 """A value that changes with the step: ((0, 64), (1000, 128)) is 64 until step 1000, then 128."""
@@ -33,6 +44,7 @@ class DataConfig:
     documents: bool = True
 
     def __post_init__(self) -> None:
+        config.require_bounds(self, "data", LARGEST)
         require(self.minimum is None or self.minimum >= 1, f"data.minimum={self.minimum} must be at least 1")
         require(
             self.minimum is None or self.tokens == "words",
@@ -95,6 +107,7 @@ class TrainingConfig:
     seed: int = 1111
 
     def __post_init__(self) -> None:
+        config.require_bounds(self, "training", LARGEST)
         limits = (self.steps, self.tokens, self.seconds)
         require(
             any(v is not None for v in limits), "training.steps is missing; give a limit in steps, tokens or seconds"
@@ -110,7 +123,6 @@ class TrainingConfig:
             require(getattr(self, name) >= 0, f"training.{name}={getattr(self, name)} must not be negative")
         for name in ("weight_dropout", "muon_momentum", "average_decay", "lr_floor", "cooldown"):
             require(0 <= getattr(self, name) < 1, f"training.{name}={getattr(self, name)} must lie in [0, 1)")
-        require(self.seed < 2**63, f"training.seed={self.seed} must be below 2^63")
         require(all(0 <= b < 1 for b in self.betas), f"training.betas={list(self.betas)} must both lie in [0, 1)")
         require(
             self.patience == 0 or self.validate_every > 0,
@@ -159,6 +171,7 @@ class EvaluationConfig:
     lanes: int = 1
 
     def __post_init__(self) -> None:
+        config.require_bounds(self, "evaluation", LARGEST)
         for name, least in (("segment", 1), ("memory", 0), ("clamp", 0), ("copy", 0), ("lanes", 1)):
             value = getattr(self, name)
             require(value is None or value >= least, f"evaluation.{name}={value} must be at least {least}")
@@ -178,6 +191,9 @@ class ExpectedConfig:
     parameters: int | None = None
     source: str | None = None
 
+    def __post_init__(self) -> None:
+        config.require_bounds(self, "expected", LARGEST)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReachedConfig:
@@ -188,6 +204,9 @@ class ReachedConfig:
     unit: str | None = None
     seconds: float | None = None
     device: str | None = None
+
+    def __post_init__(self) -> None:
+        config.require_bounds(self, "reached", LARGEST)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +260,7 @@ def _check_steps(name: str, value: int | Steps | None, least: int) -> None:
     steps = [step for step, _ in pairs]
     require(
         steps[:1] == [0] and all(a < b for a, b in itertools.pairwise(steps)),
-        f"training.{name}={config.show(value)} must list [step, value] pairs with rising steps, the first at step 0",
+        f"training.{name}={config.shown(value)} must list [step, value] pairs with rising steps, the first at step 0",
     )
     for _, item in pairs:
         require(item >= least, f"training.{name}={item} must be at least {least}")
@@ -308,14 +327,14 @@ def build_recipe(values: Mapping[str, Any], name: str = "recipe") -> Recipe:
         if key not in ("model", *SECTIONS):
             raise UnknownNameError("table", key, ["model", *SECTIONS])
         if not isinstance(table, Mapping):
-            raise ConfigError(f"{key}={config.show(table)} is a plain value; it takes a table of keys")
+            raise ConfigError(f"{key}={config.shown(table)} is a plain value; it takes a table of keys")
     if not isinstance(name, str):
-        raise ConfigError(f"name={config.show(name)} is of the wrong type; it takes a word")
+        raise ConfigError(f"name={config.shown(name)} is of the wrong type; it takes a word")
     config.require_unicode(name, "name")
     model = dict(tables.get("model", {}))
     chosen = model.pop("family", "transformer-xl")
     if not isinstance(chosen, str):
-        raise ConfigError(f"model.family={config.show(chosen)} is of the wrong type; it takes a word")
+        raise ConfigError(f"model.family={config.shown(chosen)} is of the wrong type; it takes a word")
     cls = family(chosen).Config
     sections: dict[str, Any] = {key: config.build(c, tables.get(key, {}), key) for key, c in SECTIONS.items()}
     return Recipe(name=name, family=chosen, model=config.build(cls, model, "model"), **sections)

@@ -138,7 +138,7 @@ def _read_facts(values: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
         name = type(observer).__name__
         noted = values["observers"].get(name, {})
         if not isinstance(noted, dict):
-            raise ConfigError(f"{FACTS} has observers.{name}={config.show(noted):.40} and not a table")
+            raise ConfigError(f"{FACTS} has observers.{name}={config.shown(noted)} and not a table")
         kept = {key: kind for key, kind in observer.kept.items() if key in noted}
         facts["observers"][name] = noted | _typed(noted, kept, f"observers.{name}")
     return facts
@@ -152,7 +152,7 @@ def _typed(values: Mapping[str, Any], kinds: Mapping[str, Any], where: str) -> d
     for key, value in made.items():
         for number in value if isinstance(value, tuple) else (value,):
             if number is not None and not 0 <= number < 2**63:
-                raise ConfigError(f"{where}.{key}={config.show(number)} is no count or measure")
+                raise ConfigError(f"{where}.{key}={config.shown(number)} is no count or measure")
     return made
 
 

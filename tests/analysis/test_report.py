@@ -158,3 +158,42 @@ def test_text_is_text() -> None:
     assert "<script>" not in html
     assert "&lt;script&gt;" in html
     assert "<title>&lt;title&gt;</title>" in html
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "model = 5",
+        "model = [[",
+        '[[model]]\nfamily = "x"',
+        "[model]\nfamily = 3",
+        "[data]\ncorpus = 1.5",
+        "evaluation = true",
+        "[evaluation]\nmemory = -1",
+        "[evaluation]\nsegment = 0",
+        '[evaluation]\nsegment = "8"',
+        f"[evaluation]\nmemory = {10**30}",
+        f"[evaluation]\nmemory = {'9' * 5000}",
+        f"x = {'[' * 5000}",
+    ],
+)
+def test_a_damaged_recipe_is_told_in_a_sentence(make_run: Callable[..., Path], recipe: str) -> None:
+    folder = make_run("xl", memory=20)
+    (folder / "recipe.toml").write_text(recipe)
+    with pytest.raises(DataError, match=r"recipe\.toml"):
+        read_run(folder)
+
+
+@pytest.mark.parametrize("step", ["Infinity", "-Infinity", "NaN", "1e999"])
+def test_an_infinite_step_is_told_with_its_line(make_run: Callable[..., Path], step: str) -> None:
+    folder = make_run("xl", memory=20)
+    line = '{"step": STEP, "tokens": 1, "bits": 1, "tokens_per_second": 1, "seconds": 1}\n'
+    (folder / "metrics.jsonl").write_text(line.replace("STEP", "1") + line.replace("STEP", step))
+    with pytest.raises(DataError, match=r"line 2 of .*metrics\.jsonl"):
+        read_run(folder)
+
+
+def test_a_loss_that_is_not_finite_is_left_out_of_the_curves(make_run: Callable[..., Path]) -> None:
+    folder = make_run("xl", memory=20)
+    (folder / "validation.jsonl").write_text('{"step": 50, "bits": 5.8}\n{"step": 60, "bits": NaN}\n')
+    assert read_run(folder).held_out["step"].tolist() == [50]

@@ -1,7 +1,8 @@
 """What the folder of a training run tells: its recipe, its curves and what it ran on."""
 
 import json
-import tomllib
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from longspan.errors import DataError
+from longspan import config
+from longspan.errors import ConfigError, DataError
+from longspan.layers.model_config import LARGEST
+
+# What a report reads of a recipe: the keys of each table, with their types.
+READ: dict[str, dict[str, Any]] = {
+    "model": {"family": str | None},
+    "data": {"corpus": str | None},
+    "evaluation": dict.fromkeys(("segment", "memory", "clamp", "copy"), int | None) | {"same_length": bool | None},
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,11 +55,13 @@ class Run:
 
 def read_run(path: Path, name: str | None = None) -> Run:
     """The run in a folder; lines that a crash cut short are left out."""
+    if not (path / "recipe.toml").is_file():
+        raise DataError(f"{path} is not the folder of a training run: it has no recipe.toml")
     try:
-        recipe = tomllib.loads((path / "recipe.toml").read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"{path} is not the folder of a training run: no recipe.toml ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        recipe = config.read_toml(path / "recipe.toml")
+        for table, keys in READ.items():
+            _check_table(recipe.get(table, {}), table, keys)
+    except ConfigError as error:
         raise DataError(f"{path / 'recipe.toml'} cannot be read: {error}") from None
     processes = _json(path / "run.json").get("processes")
     return Run(
@@ -60,6 +72,17 @@ def read_run(path: Path, name: str | None = None) -> Run:
         _columns(path / "validation.jsonl", ("step", "bits")),
         processes[-1] if isinstance(processes, list) and processes and isinstance(processes[-1], dict) else {},
     )
+
+
+def _check_table(table: Any, name: str, keys: Mapping[str, Any]) -> None:
+    """Those keys of a table that a report reads are of their types and within their bounds."""
+    if not isinstance(table, dict):
+        raise ConfigError(f"{name}={config.shown(table)} is a plain value; it takes a table of keys")
+    for key, kind in keys.items():
+        value = config.convert(kind, table.get(key), f"{name}.{key}")
+        least, most = int(key == "segment"), LARGEST.get(key)
+        if isinstance(value, int) and most is not None and not least <= value <= most:  # type: ignore[operator]
+            raise ConfigError(f"{name}.{key}={value} does not lie between {least} and {most}")
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -74,11 +97,16 @@ def _columns(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[np.float64
     """The named numbers of every whole line of a file of JSON lines."""
     rows = []
     if path.is_file():
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
             try:
                 values = json.loads(line)
-                rows.append([float(values[name]) for name in names])
-            except (ValueError, TypeError, KeyError, RecursionError):
+                row = [float(values[name]) for name in names]
+            except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
                 continue
+            infinite = [name for name, value in zip(names, row, strict=True) if not math.isfinite(value)]
+            if set(infinite) & {"step", "tokens", "seconds"}:
+                raise DataError(f"line {number} of {path} has an infinite {infinite[0]}; remove that line")
+            if not infinite:  # a loss may be, and has no place in a curve
+                rows.append(row)
     table = np.array(rows, np.float64).reshape(-1, len(names))
     return {name: table[:, k] for k, name in enumerate(names)}

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from longspan.errors import DataError
 from longspan.layers.adaptive_softmax import AdaptiveSoftmax
 from longspan.layers.embedding import AdaptiveEmbedding
 
@@ -102,3 +103,24 @@ def test_a_batch_without_rare_tokens_still_reaches_every_parameter() -> None:
     _, head = make((10, 20), div_val=2)
     head.losses(torch.randn(1, 5, WIDTH, dtype=torch.float64), torch.zeros(1, 5, dtype=torch.int64)).sum().backward()
     assert all(parameter.grad is not None for parameter in head.parameters())
+
+
+@pytest.mark.parametrize("target", [-100, -1, V, 10**6, -(2**40), -(2**63)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_target_outside_of_the_vocabulary_is_refused(shape: dict, target: int) -> None:
+    """cross_entropy gives a loss of 0 for a target of -100, which its own default leaves out."""
+    _, head = make(**shape)
+    targets = torch.randint(V, (2, 5))
+    targets[1, 2] = target
+    with pytest.raises(DataError, match=f"{target}.*{V - 1}"):
+        head.losses(torch.randn(2, 5, WIDTH, dtype=torch.float64), targets)
+
+
+@pytest.mark.parametrize("target", [-100, V])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_kernel_refuses_it_where_nobody_looks(shape: dict, target: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, which is not waited for."""
+    _, head = make(**shape)
+    monkeypatch.setattr(AdaptiveSoftmax, "_require_known", lambda *_: None)
+    with pytest.raises(IndexError):
+        head.losses(torch.randn(1, 1, WIDTH, dtype=torch.float64), torch.tensor([[target]]))

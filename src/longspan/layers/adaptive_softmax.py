@@ -10,8 +10,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from longspan.contract import Head
+from longspan.errors import DataError
 from longspan.layers.embedding import AdaptiveEmbedding, cluster_edges
 from longspan.shapes import Float, Int, Tensor
+
+# No target is this number. The default of `cross_entropy` is -100, for which it gives a loss of 0; with this one every
+# target outside of the vocabulary is an error: an IndexError on a CPU, a device assertion on a GPU.
+IGNORED = -(2**40)
 
 
 class AdaptiveSoftmax(Head):
@@ -72,16 +77,29 @@ class AdaptiveSoftmax(Head):
 
     def losses(self, hidden: Float[Tensor, "B T D"], targets: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         """Negative log-probability of each target in nats, in the order of the tokens; at least float32."""
+        self._require_known(targets)
         head = self._scores(hidden, 0)
         if len(self.clusters) == 1:
-            return F.cross_entropy(head.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+            return _cross_entropy(head.flatten(0, 1), targets.flatten()).view(targets.shape)
         frequent = self.clusters[0][1]
         entry = targets
         for i, (begin, end) in enumerate(self.clusters[1:]):
             entry = torch.where((targets >= begin) & (targets < end), frequent + i, entry)
-        losses = F.cross_entropy(head.flatten(0, 1), entry.flatten(), reduction="none").view(targets.shape)
+        losses = _cross_entropy(head.flatten(0, 1), entry.flatten()).view(targets.shape)
         for i, (begin, end) in enumerate(self.clusters[1:], start=1):
             here = (targets >= begin) & (targets < end)
-            tail = F.cross_entropy(self._scores(hidden[here], i), targets[here] - begin, reduction="none")
+            tail = _cross_entropy(self._scores(hidden[here], i), targets[here] - begin)
             losses = losses + torch.zeros_like(losses).masked_scatter(here, tail)
         return losses
+
+    def _require_known(self, targets: Int[Tensor, "B T"]) -> None:
+        """On a CPU, in a sentence. A GPU would have to be waited for, and a compiled step cannot look: there the kernel
+        itself refuses."""
+        if targets.device.type == "cpu" and targets.numel() and not torch.compiler.is_compiling():
+            least, most = (int(edge) for edge in targets.aminmax())
+            if least < 0 or most >= self.vocabulary:
+                raise DataError(f"targets hold {least} to {most}; this model knows tokens 0 to {self.vocabulary - 1}")
+
+
+def _cross_entropy(scores: Float[Tensor, "N E"], targets: Int[Tensor, "N"]) -> Float[Tensor, "N"]:
+    return F.cross_entropy(scores, targets, reduction="none", ignore_index=IGNORED)

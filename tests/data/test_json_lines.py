@@ -30,7 +30,7 @@ def warned(path: Path, split: str | None = None) -> list[str]:
         ("a.txt", b'\n{"text": 1}\n\n{}\n{"a": []}\nnot JSON'),
         ("a.txt", b'{"text": "one object"}'),
         ("a.txt", b'{"text": "' + b"long " * 300_000 + b'"}\n{}\n'),
-        ("a.jsonl.gz", gzip.compress(LINES)),
+        ("a.jsonl.gz", gzip.compress(LINES, mtime=0)),
     ],
 )
 def test_json_lines_are_told(name: str, content: bytes, tmp_path: Path) -> None:

@@ -201,8 +201,7 @@ def test_no_training_run_ends_in_a_traceback(cli: Cli, tmp_path: Path) -> None:
         recipe = draw.choice(["tiny", "tiny", "demo-vanilla"])
         result = cli("train", "--recipe", recipe, "--data", "text.txt", "--out", "run", *flags)
         if result.code == 2:
-            assert result.err.startswith("longspan: "), (chosen, result.err)
-            assert result.err.count("\n") == 1, (chosen, result.err)
+            result.refused()
             assert not Path("run").exists(), (chosen, result.err)
         else:
             assert result.code == 0, (chosen, result)

@@ -1,43 +1,55 @@
-# On a machine with Python 3.11+ and nothing else, every target makes the environment it needs.
+# Every target but gpu needs only Python 3.11+ and makes the environment it runs in.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 SEED   ?= 1
 
-.PHONY: demo test check lint parity torture gpu box clean
+.PHONY: demo test check lint docs figures parity torture gpu bundled clean
 
-demo: $(VENV)/.ready            ## trains, scores and reads a model in under five minutes
+demo: $(VENV)/.ready            ## trains and scores two models in under five minutes
 	$(BIN)/longspan demo
 
-test: $(VENV)/.ready            ## the whole suite
+test: $(VENV)/.ready            ## all tests but those marked gpu or torture
 	$(BIN)/pytest -n 2 -m "not gpu and not torture"
 
-check: lint                     ## the gate: ruff, mypy, import-linter, the fast tests
+check: lint                     ## the gate: lint and the fast tests
 	$(BIN)/pytest -n 2 -m "not gpu and not torture and not slow"
 
-lint: $(VENV)/.ready
+lint: $(VENV)/.ready            ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-parity: .venv-parity/.ready     ## the fixtures of tests/parity made again from `transformers` and compared
+docs: $(VENV)/.docs-ready       ## the documentation as a site in build/docs; a broken link is an error
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
+
+figures: $(VENV)/.ready         ## the figures of the README; needs `longspan data get english-novels` and five minutes
+	$(BIN)/longspan figures --memories 16,32,64,128,256,512,1024,2048,4096 --data english-novels --split test \
+	    --tokens 20000 --out docs/images
+	$(BIN)/python -m longspan.experiments.figures.architecture docs/images
+
+parity: .venv-parity/.ready     ## compares tests/parity with fixtures made again from `transformers`
 	.venv-parity/bin/python tests/parity/compare.py
 
-torture: $(VENV)/.ready         ## the reliability tests at full size; SEED=7 kills at other instants
-	LONGSPAN_TORTURE=1 LONGSPAN_SEED=$(SEED) $(BIN)/pytest -n 2 -m "not gpu" tests/checkpoints tests/data tests/tokens tests/training tests/cli \
-	    tests/contract tests/evaluation tests/generation
+torture: $(VENV)/.ready         ## the reliability tests at full size; SEED=7 kills at other times
+	LONGSPAN_TORTURE=1 LONGSPAN_SEED=$(SEED) $(BIN)/pytest -n 2 -m "not gpu" tests/checkpoints tests/data tests/tokenizers tests/training \
+	    tests/cli tests/contract tests/scoring tests/decoding tests/interop
 
-gpu:                            ## what needs CUDA, in the environment at hand
+gpu:                            ## the tests that need CUDA, in the current environment
 	$(PYTHON) -m pytest -m gpu
 
-box: $(VENV)/.ready             ## RUN=folder: the model in the box from a training run, scored, with its card
-	$(BIN)/python benchmarks/make_box.py $(RUN)
+bundled: $(VENV)/.ready         ## RUN=folder: makes the bundled model and its card from a training run
+	$(BIN)/python benchmarks/make_bundled_model.py $(RUN)
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,plots]"
+	touch $@
+
+$(VENV)/.docs-ready: $(VENV)/.ready
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[docs]"
 	touch $@
 
 .venv-parity/.ready: tests/parity/requirements.txt

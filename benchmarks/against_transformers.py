@@ -1,11 +1,11 @@
-"""longspan beside `transformers` 4.37.2's TransfoXL: the same weights, the same losses, tokens per second of each.
+"""Compare longspan with the TransfoXL of `transformers` 4.37.2: the same weights, equal losses, tokens per second.
 
-The shape is the 12-layer model of enwik8 (width 512, 8 heads of 64, inner 2048, vocabulary 204). Needs both packages in
-one environment, so it runs in the one `make parity` makes:
+The shape is the 12-layer model of enwik8 (width 512, 8 heads of 64, inner 2048, vocabulary 204). Both packages must be
+in one environment, which `make parity` makes:
 
     PYTHONPATH=src .venv-parity/bin/python benchmarks/against_transformers.py [--threads 2] [--rounds 3] [--json]
 
-The two sides take turns within each round and the best round counts, so that a busy machine disturbs both alike.
+The two sides alternate within each round and the best round counts, so other load on the machine affects both.
 """
 
 import argparse
@@ -14,17 +14,20 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import transformers
 from torch import Tensor
 from transformers import TransfoXLConfig, TransfoXLLMHeadModel
 
+if TYPE_CHECKING:
+    from longspan.contract import Decoder
+
 VOCABULARY, SEGMENT, MEMORY = 204, 128, 1600
 TRAIN_BATCH, TRAIN_MEMORY = 4, 128
-TOLERANCE = 1e-4  # of a loss, in nats
+TOLERANCE = 1e-4  # nats per loss
 SHAPE = {
     "vocab_size": VOCABULARY,
     "cutoffs": [],
@@ -45,8 +48,10 @@ Result = dict[str, float]
 
 
 class Theirs:
-    """Handed empty memories and scored by log-probabilities: without memories it attends to zero vectors, and its
-    labels skip the last token of a segment."""
+    """TransfoXL with empty initial memories, scored by its log-probabilities.
+
+    By default it would attend to zero vectors at the start, and its labels leave out the last token of a segment.
+    """
 
     def __init__(self, folder: Path, batch: int) -> None:
         self.model = TransfoXLLMHeadModel.from_pretrained(folder).eval()
@@ -59,11 +64,11 @@ class Theirs:
         return -out.prediction_scores.gather(2, targets[:, :, None])[:, :, 0]
 
     @torch.no_grad()
-    def read(self, tokens: Tensor, targets: Tensor) -> Tensor:
+    def score(self, tokens: Tensor, targets: Tensor) -> Tensor:
         return self._losses(tokens, targets)
 
     @torch.no_grad()
-    def write(self, token: Tensor) -> Tensor:
+    def step(self, token: Tensor) -> Tensor:
         out = self.model(token[:, None], mems=self.memories)
         self.memories = out.mems
         return out.prediction_scores[:, -1]
@@ -77,24 +82,23 @@ class Theirs:
 
 class Ours:
     def __init__(self, folder: Path, batch: int, training: bool = False) -> None:
-        from longspan.checkpoints.convert import import_transfo_xl
+        from longspan.interop.transfo_xl import import_transfo_xl
 
-        # The mode first: a state holds hidden states in training, projected keys and values otherwise.
-        self.model = import_transfo_xl(folder, tokens=None).train(training)
+        self.model = import_transfo_xl(folder).train(training)
         self.state = self.model.initial_state(batch)
-        self.decoder = None
-        self.scope = ExitStack()
-        if not training:  # as `longspan eval` reads a text
-            self.scope.enter_context(self.model.fixed_weights())
+        self.decoder: Decoder | None = None
 
     @torch.no_grad()
-    def read(self, tokens: Tensor, targets: Tensor) -> Tensor:
+    def score(self, tokens: Tensor, targets: Tensor) -> Tensor:
         losses, self.state = self.model.losses(tokens, targets, self.state)
         return losses
 
-    def write(self, token: Tensor) -> Tensor:
+    @torch.no_grad()
+    def step(self, token: Tensor) -> Tensor:
+        from longspan.decoding import open_decoder
+
         if self.decoder is None:
-            self.decoder = self.model.decoder(self.state)
+            self.decoder = open_decoder(self.model, self.state)
         return self.decoder.step(token)
 
     def train(self, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -106,12 +110,12 @@ class Ours:
 
 
 def save_models(root: Path) -> tuple[Path, Path]:
-    """The same random weights twice, for evaluation with a long memory and for training with a short one."""
+    """Save the same random weights twice: with a long memory for scoring, with a short one for training."""
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         model = TransfoXLLMHeadModel(TransfoXLConfig(**SHAPE, mem_len=MEMORY))
-    for name, parameter in model.named_parameters():  # wider than the package draws, so that attention matters
+    for name, parameter in model.named_parameters():  # larger than the default, so that attention matters
         torch.nn.init.normal_(parameter, float(name.endswith("layer_norm.weight")), 0.05)
     long, short = root / "long", root / "short"
     model.save_pretrained(long)
@@ -129,14 +133,12 @@ def seconds(work: Callable[[], object]) -> float:
 def agree(what: str, theirs: Tensor, ours: Tensor) -> float:
     apart = (theirs - ours).abs().max().item()
     if not apart <= TOLERANCE:
-        raise SystemExit(
-            f"{what}: the two differ by {apart:.1e}, more than {TOLERANCE:.0e}; no speed is worth reporting"
-        )
+        raise SystemExit(f"{what} differ by {apart:.1e}, more than {TOLERANCE:.0e}; fix that before comparing speed")
     return apart
 
 
 class Stream:
-    """Endless random tokens, cut into segments whose targets are the tokens one further on."""
+    """Random tokens in segments of consecutive tokens, with the next tokens as targets."""
 
     def __init__(self, batch: int, seed: int) -> None:
         self.batch, self.random = batch, torch.Generator().manual_seed(seed)
@@ -152,7 +154,7 @@ class Stream:
 
 
 def race(theirs: Callable[[], object], ours: Callable[[], object], rounds: int, tokens: tuple[int, int]) -> Result:
-    """Tokens per second of each side's best round; `tokens` is how many each side handles in one."""
+    """Tokens per second of each side's best round; `tokens` is the number of tokens per round of each side."""
     theirs(), ours()
     times = [(seconds(theirs), seconds(ours)) for _ in range(rounds)]
     slow, fast = (count / min(column) for count, column in zip(tokens, zip(*times, strict=True), strict=True))
@@ -160,35 +162,35 @@ def race(theirs: Callable[[], object], ours: Callable[[], object], rounds: int, 
 
 
 def fill(theirs: Theirs, ours: Ours, stream: Stream, memory: int) -> float:
-    """Reads until the memory is full; the largest difference of a loss on the way."""
+    """Score segments until the memory is full, and return the largest difference of a loss."""
     segments = [stream.segment() for _ in range(-(-memory // SEGMENT))]
-    return max(agree("losses", theirs.read(*segment), ours.read(*segment)) for segment in segments)
+    return max(agree("losses", theirs.score(*segment), ours.score(*segment)) for segment in segments)
 
 
 def evaluate(folder: Path, rounds: int) -> tuple[float, Result, Result]:
     theirs, ours, stream = Theirs(folder, 1), Ours(folder, 1), Stream(1, seed=1)
     apart = fill(theirs, ours, stream, MEMORY)
     segment = stream.segment()
-    reading = race(lambda: theirs.read(*segment), lambda: ours.read(*segment), rounds, (SEGMENT, SEGMENT))
+    scoring = race(lambda: theirs.score(*segment), lambda: ours.score(*segment), rounds, (SEGMENT, SEGMENT))
 
     token = segment[1][:, -1]
-    apart = max(apart, agree("log-probabilities", theirs.write(token), ours.write(token).log_softmax(-1)))
+    apart = max(apart, agree("log-probabilities", theirs.step(token), ours.step(token).log_softmax(-1)))
 
-    def write(side: Theirs | Ours, count: int) -> None:
+    def generate(side: Theirs | Ours, count: int) -> None:
         following = token
         for _ in range(count):
-            following = side.write(following).argmax(-1)
+            following = side.step(following).argmax(-1)
 
     counts = (2, 50)  # theirs takes a second per token
-    writing = race(lambda: write(theirs, counts[0]), lambda: write(ours, counts[1]), rounds, counts)
-    return apart, reading, writing
+    generating = race(lambda: generate(theirs, counts[0]), lambda: generate(ours, counts[1]), rounds, counts)
+    return apart, scoring, generating
 
 
 def train(folder: Path, rounds: int) -> tuple[float, Result]:
     theirs, ours, stream = Theirs(folder, TRAIN_BATCH), Ours(folder, TRAIN_BATCH, training=True), Stream(TRAIN_BATCH, 2)
     apart = fill(theirs, ours, stream, TRAIN_MEMORY)
     segment = stream.segment()
-    apart = max(apart, agree("training loss", theirs.train(*segment), ours.train(*segment)))
+    apart = max(apart, agree("training losses", theirs.train(*segment), ours.train(*segment)))
     count = TRAIN_BATCH * SEGMENT
     return apart, race(lambda: theirs.train(*segment), lambda: ours.train(*segment), rounds, (count, count))
 
@@ -197,16 +199,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     transformers.logging.set_verbosity_error()
 
     with tempfile.TemporaryDirectory() as root:
         long, short = save_models(Path(root))
-        apart, reading, writing = evaluate(long, options.rounds)
+        apart, scoring, generating = evaluate(long, options.rounds)
         apart_training, training = train(short, options.rounds)
-    results = {"segment": reading, "one_token": writing, "training_step": training}
+    results = {"segment": scoring, "one_token": generating, "training_step": training}
     largest = max(apart, apart_training)
     if options.json:
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}

@@ -1,4 +1,4 @@
-"""What the makers of cards share: every figure is what the command beside it prints, run on the spot."""
+"""What the card generators share. Every result on a card is the output of the command next to it, which is run here."""
 
 import contextlib
 import io
@@ -13,10 +13,11 @@ from typing import Any
 
 from longspan.cli.main import run
 from longspan.errors import LongspanError
+from longspan.training.recipe import Recipe
 
 
-def longspan(*args: object) -> str:
-    """What a verb prints."""
+def output_of(*args: object) -> str:
+    """The standard output of a `longspan` command."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         code = run([str(arg) for arg in args])
@@ -25,43 +26,52 @@ def longspan(*args: object) -> str:
     return out.getvalue()
 
 
-def scored(command: str, model: Path, device: str) -> dict[str, Any]:
-    """What a line of a card, `longspan eval` without its model, comes to on this one."""
+def evaluate(command: str, model: Path, device: str) -> dict[str, Any]:
+    """The JSON output of a card's `longspan eval` command, which names no model, for this model."""
     _, verb, *rest = shlex.split(command)
     print(f"{command} ...", file=sys.stderr, flush=True)
-    return dict(json.loads(longspan(verb, model, *rest, "--device", device, "--json")))
+    return dict(json.loads(output_of(verb, model, *rest, "--device", device, "--json")))
 
 
-def read_as(memory: int, clamp: int, known: Collection[str] = ("memory", "clamp", "same_length")) -> str:
-    """The flags of a reading, of those keys that a family has."""
+def reading_flags(memory: int, clamp: int, settings: Collection[str] = ("memory", "clamp", "same_length")) -> str:
+    """The flags of a reading, for the settings that a family uses."""
     flags = {"memory": f"--memory {memory}", "clamp": f"--clamp {clamp}", "same_length": "--same-length"}
-    return " ".join(flag for key, flag in flags.items() if key in known)
+    return " ".join(flag for key, flag in flags.items() if key in settings)
 
 
-def ways(memories: Iterable[int], seen: int | None) -> list[tuple[int, int]]:
-    """Memories and clamps to choose among: distances that training never showed may better look like the longest that
-    it did, and are met where a memory is longer; `seen` is None for a family that has no clamp."""
-    return [(memory, clamp) for memory in memories for clamp in ([0, seen] if seen and memory > seen else [0])]
+def longest_distance(recipe: Recipe) -> int:
+    """The longest distance between a query and a key at the end of training."""
+    reading = recipe.training_readings()[-1]
+    return reading.segment + reading.memory - 1
 
 
-def commit_of(about: dict[str, Any], given: str | None, parser: ArgumentParser) -> str:
-    """The whole commit that trained a run, as it knows it or as it is given."""
+def memories_and_clamps(memories: Iterable[int], longest: int | None) -> list[tuple[int, int]]:
+    """The candidates to choose from.
+
+    A memory beyond the `longest` distance of training is tried without a clamp and clamped to that distance. `longest`
+    is None for a family without a clamp.
+    """
+    return [(memory, clamp) for memory in memories for clamp in ([0, longest] if longest and memory > longest else [0])]
+
+
+def training_commit(about: dict[str, Any], given: str | None, parser: ArgumentParser) -> str:
+    """The full commit that trained a run: the given one, or the one in its run.json."""
     commit = given or about["processes"][-1]["commit"] or ""
     if not re.fullmatch("[0-9a-f]{40}", commit):
-        parser.error(f"the run names {commit} as the commit it was trained at; give a whole one with --commit")
+        parser.error(f"the training commit {commit!r} is not a full SHA of a clean checkout; give one with --commit")
     return commit
 
 
 def training_command(words: list[str]) -> str:
-    """The command of a run, without the places it had on its machine."""
-    places = {"--out": lambda _: "RUN", "--recipe": lambda word: Path(word).stem}
-    both = zip(["", *words], words, strict=False)
-    return shlex.join([places.get(before, str)(word) for before, word in both])
+    """The command of a run, without the paths of its machine."""
+    portable = {"--out": lambda _: "RUN", "--recipe": lambda word: Path(word).stem}
+    pairs = zip(["", *words], words, strict=False)
+    return shlex.join([portable.get(before, str)(word) for before, word in pairs])
 
 
 @contextlib.contextmanager
-def longspan_errors(parser: ArgumentParser) -> Iterator[None]:
-    """What a user can do something about ends in one sentence."""
+def usage_errors(parser: ArgumentParser) -> Iterator[None]:
+    """Report errors that a user can fix in one sentence, as argparse does."""
     try:
         yield
     except (LongspanError, OSError) as error:

@@ -1,4 +1,4 @@
-"""How long a model goes on with the names it has read: of some continuations, those in which one comes again.
+"""Count continuations that reuse a name of the prompt, to show the effect of memory on generated text.
 
 python benchmarks/names.py [--memory 64] [--model MODEL] [--count 12] [--length 1500]
 """
@@ -6,7 +6,7 @@ python benchmarks/names.py [--memory 64] [--model MODEL] [--count 12] [--length 
 import argparse
 from pathlib import Path
 
-from cards import longspan_errors
+from cards import usage_errors
 
 import longspan
 
@@ -20,21 +20,21 @@ NAMES = ("Arabella", "Thornbury", "Lisle", "Netherwick")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", type=Path, help="a model of bytes; the one in the box unless told")
-    parser.add_argument("--memory", type=int, help="bytes it remembers; as it has them unless told")
-    parser.add_argument("--count", type=int, default=12, help="continuations, with seeds 0, 1, ...")
-    parser.add_argument("--length", type=int, default=1500, help="bytes of each")
+    parser.add_argument("--model", type=Path, help="a byte-level model; default: the bundled model")
+    parser.add_argument("--memory", type=int, help="bytes of memory; default: the model's")
+    parser.add_argument("--count", type=int, default=12, help="number of continuations, with seeds 0, 1, ...")
+    parser.add_argument("--length", type=int, default=1500, help="bytes of each continuation")
     asked = parser.parse_args()
-    overrides = {} if asked.memory is None else {"memory": asked.memory}
-    with longspan_errors(parser):
-        model = longspan.load(asked.model, **overrides)
-        seeds = range(asked.count)
-        written = [model.generate(PROMPT, asked.length, temperature=0.7, top_p=0.95, seed=seed) for seed in seeds]
-    named = sum(text.count(name) for text in written for name in NAMES)
-    again, late = (
-        sum(any(name in text[begin:] for name in NAMES) for text in written) for begin in (0, asked.length // 2)
+    settings = {} if asked.memory is None else {"memory": asked.memory}
+    with usage_errors(parser):
+        model = longspan.load(asked.model, **settings)
+        options = {"temperature": 0.7, "top_p": 0.95}
+        texts = [model.generate(PROMPT, asked.length, seed=seed, **options) for seed in range(asked.count)]
+    total = sum(text.count(name) for text in texts for name in NAMES)
+    anywhere, late = (
+        sum(any(name in text[begin:] for name in NAMES) for text in texts) for begin in (0, asked.length // 2)
     )
-    print(f"a name again in {again} of {asked.count}, in the second half in {late}, {named} names in all")
+    print(f"{anywhere} of {asked.count} reuse a name, {late} of them in the second half; {total} names in total")
 
 
 if __name__ == "__main__":

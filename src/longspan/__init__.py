@@ -1,23 +1,125 @@
 """Language models that remember beyond their window.
 
 import longspan
-model = longspan.load()  # the one in the box, or that of a folder: longspan.load(PATH)
-model.score("some text")
+
+model = longspan.load()                      # the bundled model, or longspan.load("runs/tiny")
+print(model.generate("It was late", 200))
+print(model.score("some text").bits)
 """
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-__all__ = ["__version__", "load"]
+__version__ = "0.2.0.dev0"
+__all__ = [
+    "ByteTokenizer",
+    "CharacterTokenizer",
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "Decoder",
+    "DeviceError",
+    "Dynamics",
+    "GenerationError",
+    "Head",
+    "LanguageModel",
+    "LongspanError",
+    "Reading",
+    "ReadingSettings",
+    "Sampling",
+    "Score",
+    "Session",
+    "State",
+    "StateError",
+    "TextModel",
+    "Tokenizer",
+    "TrainingError",
+    "UnknownNameError",
+    "WordTokenizer",
+    "__version__",
+    "build",
+    "generate",
+    "load",
+    "open_decoder",
+    "score",
+    "train",
+]
 
 if TYPE_CHECKING:
-    from longspan.text_model import load
+    from longspan.api import build, generate, load, score, train
+    from longspan.contract import Decoder, Head, LanguageModel, State
+    from longspan.decoding.open import open_decoder
+    from longspan.decoding.sampling import Sampling
+    from longspan.decoding.session import Session
+    from longspan.errors import (
+        CheckpointError,
+        ConfigError,
+        DataError,
+        DeviceError,
+        GenerationError,
+        LongspanError,
+        StateError,
+        TrainingError,
+        UnknownNameError,
+    )
+    from longspan.reading import Reading, ReadingSettings
+    from longspan.scoring.dynamic import Dynamics
+    from longspan.scoring.score import Score
+    from longspan.text_model import TextModel
+    from longspan.tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer, WordTokenizer
+
+# Imported on first use: torch takes seconds to import, and `longspan --help` does not need it.
+_MODULES = {
+    "longspan.api": (
+        "build",
+        "generate",
+        "load",
+        "score",
+        "train",
+    ),
+    "longspan.contract": (
+        "Decoder",
+        "Head",
+        "LanguageModel",
+        "State",
+    ),
+    "longspan.decoding.open": ("open_decoder",),
+    "longspan.decoding.sampling": ("Sampling",),
+    "longspan.decoding.session": ("Session",),
+    "longspan.errors": (
+        "CheckpointError",
+        "ConfigError",
+        "DataError",
+        "DeviceError",
+        "GenerationError",
+        "LongspanError",
+        "StateError",
+        "TrainingError",
+        "UnknownNameError",
+    ),
+    "longspan.reading": (
+        "Reading",
+        "ReadingSettings",
+    ),
+    "longspan.scoring.dynamic": ("Dynamics",),
+    "longspan.scoring.score": ("Score",),
+    "longspan.text_model": ("TextModel",),
+    "longspan.tokenizers": (
+        "ByteTokenizer",
+        "CharacterTokenizer",
+        "Tokenizer",
+        "WordTokenizer",
+    ),
+}
 
 
 def __getattr__(name: str) -> Any:
-    # torch is imported when it is needed: `longspan --help` answers within a second.
-    if name == "load":
-        from longspan.text_model import load
+    import importlib
 
-        return load
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module 'longspan' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,7 +1,7 @@
-"""Frozen dataclasses, TOML and `--set key=value`, one way between them.
+"""Build frozen dataclasses from TOML and from `--set key=value`.
 
-A config checks itself when it is made (`__post_init__`), so a config that exists is one that can be built. What this
-module adds is the way in: unknown keys with the nearest known one, values of the wrong type, overrides from a shell.
+A config validates itself in `__post_init__`, so every instance is valid. This module handles the input: unknown keys
+(with a suggestion), values of the wrong type and overrides from the command line.
 """
 
 import dataclasses
@@ -20,23 +20,23 @@ C = TypeVar("C")
 
 
 def build(cls: type[C], values: Mapping[str, Any], where: str = "") -> C:
-    """An instance of the dataclass `cls` from plain values; nested dataclasses from nested mappings."""
+    """An instance of the dataclass `cls` from plain values. Nested mappings become nested dataclasses."""
     hints = typing.get_type_hints(cls)
     known = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     prefix = f"{where}." if where else ""
-    made = {}
+    converted = {}
     for name, value in values.items():
         if name not in known:
             raise UnknownNameError("key", f"{prefix}{name}", [f"{prefix}{k}" for k in known])
-        made[name] = convert(hints[name], value, f"{prefix}{name}")
+        converted[name] = convert(hints[name], value, f"{prefix}{name}")
     for name, entry in known.items():
-        if name not in made and entry.default is entry.default_factory is dataclasses.MISSING:
+        if name not in converted and entry.default is entry.default_factory is dataclasses.MISSING:
             raise ConfigError(f"{prefix}{name} is missing; give it a value of type {_type_name(hints[name])}")
-    return cls(**made)
+    return cls(**converted)
 
 
 def convert(hint: Any, value: Any, key: str) -> Any:
-    """`value` as the annotated type, or an error that says what was expected and what was received."""
+    """`value` converted to the annotated type, or an error with the expected type and the value."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in args:
@@ -62,9 +62,9 @@ def convert(hint: Any, value: Any, key: str) -> Any:
     elif dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         return build(typing.cast(type, hint), value, key)
     elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if abs(value) <= sys.float_info.max:  # neither infinite nor NaN, nor a whole number that no float can hold
+        if abs(value) <= sys.float_info.max:  # false for infinity, NaN and integers too large for a float
             return float(value)
-        raise ConfigError(f"{key}={shown(value)} is no finite number; give one that a float can hold")
+        raise ConfigError(f"{key}={shown(value)} is not finite; give a number that fits a float")
     elif (hint is int and isinstance(value, int) and not isinstance(value, bool)) or (
         hint in (str, bool) and isinstance(value, hint)
     ):
@@ -75,23 +75,30 @@ def convert(hint: Any, value: Any, key: str) -> Any:
 
 
 Bound = float | tuple[float, float]
-"""The largest magnitude of a number; for a key that may list [step, value] pairs, that of a step and of a value."""
+"""The largest magnitude of a number. For a key that accepts [step, value] pairs: of the step and of the value."""
+
+
+DEFAULT_BOUND = 2**20
+"""For keys without their own bound, such as those of families in other packages."""
 
 
 def require_bounds(config: Any, where: str, largest: Mapping[str, Bound]) -> None:
-    """Every number of a config, also in its lists, is within the bound of its key; every key of numbers has one.
+    """Check every number of a config, and those in its lists, against the bound of its key.
 
-    What lies further would fail deep inside torch, overflow, or fill the machine before it does. Checked first, so that
-    later checks compute with numbers of a sane size."""
+    Larger numbers would fail inside torch, overflow, or use up the memory of the machine. Call this before all other
+    checks, so that they compute with numbers of reasonable size.
+    """
     for entry in dataclasses.fields(config):
-        for number, most in _bounded(getattr(config, entry.name), largest.get(entry.name, 0)):
+        for number, most in _bounded(getattr(config, entry.name), largest.get(entry.name, DEFAULT_BOUND)):
             if not abs(number) <= most:
                 sign = "-" * (number < 0)
-                raise ConfigError(f"{where}.{entry.name}={shown(number)} is beyond the largest, {sign}{shown(most)}")
+                raise ConfigError(
+                    f"{where}.{entry.name}={shown(number)} is beyond the largest value, {sign}{shown(most)}"
+                )
 
 
 def _bounded(value: Any, most: Bound) -> Iterator[tuple[float, float]]:
-    """The numbers of a value, each with its bound."""
+    """The numbers in a value, each with its bound."""
     if isinstance(value, tuple):
         for item in value:
             if isinstance(most, tuple) and isinstance(item, tuple):
@@ -103,12 +110,12 @@ def _bounded(value: Any, most: Bound) -> Iterator[tuple[float, float]]:
 
 
 def require_unicode(text: str, key: str) -> None:
-    """A shell can hand over bytes that are no text; no file of ours could hold them."""
+    """Reject strings with invalid bytes, which a shell can pass but a TOML or JSON file cannot store."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
         readable = text.encode("utf-8", "replace").decode()
-        raise ConfigError(f"{key}={shown(readable)} is not UTF-8; give it another name") from None
+        raise ConfigError(f"{key}={shown(readable)} is not UTF-8; use another name") from None
 
 
 def _type_name(hint: Any) -> str:
@@ -119,12 +126,12 @@ def _type_name(hint: Any) -> str:
         return f"a list of {_type_name(args[0])}"
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_type_name(a) for a in args if a is not type(None))
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+    names = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
     return names.get(hint, "a table")
 
 
 def plain(config: Any) -> dict[str, Any]:
-    """A config as plain values that TOML and JSON can hold; None is left out."""
+    """A config as plain values for TOML and JSON, without keys that are None."""
     values: dict[str, Any] = {}
     for entry in dataclasses.fields(config):
         value = getattr(config, entry.name)
@@ -136,7 +143,7 @@ def plain(config: Any) -> dict[str, Any]:
 
 
 def keys(cls: type, where: str = "") -> dict[str, Any]:
-    """Every key of a config with its default (`...` where it must be given), nested ones dotted."""
+    """Every key of a config with its default (`...` if it is required). Nested keys are dotted."""
     prefix = f"{where}." if where else ""
     hints = typing.get_type_hints(cls)
     listed: dict[str, Any] = {}
@@ -151,32 +158,34 @@ def keys(cls: type, where: str = "") -> dict[str, Any]:
 
 
 def parse_overrides(pairs: Sequence[str]) -> dict[str, Any]:
-    """`["model.memory=640", ...]` as a nested dict; a value is read as TOML, and as a word where it is none."""
+    """`["model.layers=6", ...]` as a nested dict. A value is parsed as TOML, or else is a string."""
     tree: dict[str, Any] = {}
     for pair in pairs:
         key, sign, text = pair.partition("=")
         key = key.strip()
         if not sign or not key or not all(part for part in key.split(".")):
-            raise ConfigError(f"--set {pair!r} is not key=value; write for example --set model.memory=640")
+            raise ConfigError(f"--set {pair!r} is not key=value; write for example --set model.layers=6")
         *path, last = key.split(".")
         node = tree
         for part in path:
             node = node.setdefault(part, {})
             if not isinstance(node, dict):
-                raise ConfigError(f"--set {pair!r} goes below {part!r}, which another --set gave a plain value")
-        node[last] = _read_value(text.strip())
+                raise ConfigError(
+                    f"--set {pair!r} uses {part!r} as a table, but another --set gives it a value; remove one"
+                )
+        node[last] = _parse_value(text.strip())
     return tree
 
 
-def _read_value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):  # no TOML, a number of too many digits, or nested too deep
+    except (ValueError, RecursionError):  # not TOML, a number with too many digits, or too deeply nested
         return text
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with the values of `over` laid on top, table by table."""
+    """`base` updated with the values of `over`, recursively."""
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
@@ -186,19 +195,21 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a mark
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors write a byte order mark
     except FileNotFoundError:
-        raise ConfigError(f"there is no file {path}") from None
+        raise ConfigError(f"there is no file {path}; check the name") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
     except (ValueError, RecursionError):
-        raise ConfigError(f"{path} nests too deep, or has a number of more than 4,300 digits; shorten it") from None
+        raise ConfigError(
+            f"{path} is nested too deeply, or has a number of more than 4,300 digits; shorten it"
+        ) from None
 
 
 def to_toml(values: Mapping[str, Any]) -> str:
-    """Plain values as TOML: the keys of a table first, then the tables in it."""
+    """Plain values as TOML: first the keys of a table, then its subtables."""
     lines: list[str] = []
 
     def write(table: Mapping[str, Any], path: str) -> None:
@@ -214,7 +225,7 @@ def to_toml(values: Mapping[str, Any]) -> str:
 
 
 def show(value: Any) -> str:
-    """A plain value as TOML writes it (JSON's strings, DEL aside, numbers and lists are TOML's too)."""
+    """A plain value in TOML syntax. Strings are written as JSON, which is valid TOML except for DEL."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple | list):
@@ -225,9 +236,9 @@ def show(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value of any kind and size for the sentence of an error."""
+    """A value of any type and size, shortened for an error message."""
     try:
         text = show(value)
-    except (ValueError, RecursionError):  # a number of more digits than Python writes, or a list nested too deep
+    except (ValueError, RecursionError):  # an integer with too many digits for str(), or a deeply nested list
         text = f"a {type(value).__name__} too large to show"
     return text if len(text) <= 80 else f"{text[:77]}..."

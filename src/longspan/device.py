@@ -1,4 +1,4 @@
-"""The device and precision asked for, or an error that says what this machine has."""
+"""Resolve the names of a device and a precision on this machine."""
 
 import torch
 
@@ -8,7 +8,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 
 
 def find_device(name: str | torch.device) -> torch.device:
-    """`auto`, `cpu`, `cuda` or `cuda:N`."""
+    """The device for `auto` (CUDA if there is one), `cpu`, `cuda` or `cuda:N`."""
     name = str(name)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -19,12 +19,12 @@ def find_device(name: str | torch.device) -> torch.device:
         return torch.device("cpu")
     count = torch.cuda.device_count()
     if int(index or 0) >= count:
-        raise DeviceError(f"there is no device {name!r} here; this machine has {count} CUDA devices, use --device cpu")
+        raise DeviceError(f"there is no device {name!r}; this machine has {count} CUDA devices, use --device cpu")
     return torch.device("cuda", int(index or 0))
 
 
 def find_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """`auto` is float32 on a CPU and bfloat16 on CUDA. A CPU takes nothing narrower than float32."""
+    """The dtype of a name; `auto` is float32 on a CPU and bfloat16 on CUDA. bfloat16 on a CPU is an error."""
     name = str(name).removeprefix("torch.")
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -32,6 +32,6 @@ def find_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
         raise UnknownNameError("precision", name, ["auto", *DTYPES])
     if device.type == "cpu" and name == "bfloat16":
         raise DeviceError(
-            "bfloat16 is hundreds of times slower on a CPU than float32; leave --dtype out, or use --device cuda"
+            "bfloat16 is hundreds of times slower on a CPU than float32; remove --dtype, or use --device cuda"
         )
     return DTYPES[name]

@@ -1,6 +1,6 @@
-"""Every error a user can meet: one sentence that names the thing, the value and the way out.
+"""The errors for users: one sentence with the thing, the value and the fix.
 
-The command line prints the sentence and exits with 2. Anything else that reaches a user is a mistake of ours.
+The command line prints the sentence and exits with 2. Any other exception that reaches a user is a bug.
 """
 
 import difflib
@@ -8,37 +8,41 @@ from collections.abc import Iterable
 
 
 class LongspanError(Exception):
-    """A mistake a user can make and mend."""
+    """A problem the user can fix."""
 
 
 class ConfigError(LongspanError):
-    """A key, a value or a combination of values that cannot be."""
+    """An invalid key, value or combination of values."""
 
 
 class UnknownNameError(ConfigError):
-    """A name that is not in a list of known ones; says which one is nearest."""
+    """A name that is not in a list of known names. The message suggests the closest one."""
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
         known = sorted(known)
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known) or 'none'}"
+        # The table that all names share is left out, or any two of its keys would look alike.
+        table = name[: name.rfind(".") + 1]
+        table = table if all(key.startswith(table) for key in known) else ""
+        rest = {key.removeprefix(table): key for key in known}
+        near = difflib.get_close_matches(name.removeprefix(table), rest, n=1, cutoff=0.6)
+        hint = f"did you mean {rest[near[0]]!r}?" if near else f"known: {', '.join(known) or 'none'}"
         super().__init__(f"no {what} called {name!r}; {hint}")
 
 
 class CheckpointError(LongspanError):
-    """A model, state or checkpoint on disk that is missing, damaged, foreign or of another format."""
+    """A model, state or checkpoint on disk that is missing, damaged, or in an unknown format."""
 
 
 class DataError(LongspanError):
-    """A text that is missing, empty, too short, changed, or not what it was said to be."""
+    """A text that is missing, empty, too short or changed, or has a wrong checksum."""
 
 
 class StateError(LongspanError):
-    """A state that does not fit the model it was handed to."""
+    """A state that does not fit the model."""
 
 
 class GenerationError(LongspanError):
-    """Text that cannot be written: the model's logits are not finite."""
+    """Text that cannot be generated, because the model's logits are not finite."""
 
 
 class DeviceError(LongspanError):
@@ -46,4 +50,4 @@ class DeviceError(LongspanError):
 
 
 class TrainingError(LongspanError):
-    """A run that cannot go on: a loss that is not finite, metrics that cannot be written."""
+    """A run that cannot continue, for example because the loss is not finite."""

@@ -1,13 +1,13 @@
-"""The letters of the axes, fixed once for the whole house.
+"""The letters of tensor axes in shape annotations.
 
     B  rows of a batch          V  vocabulary
     T  tokens of a call         H  heads
-    L  queries of a segment     D  width: of a head where heads are in play, of the model elsewhere
-    M  remembered positions     E  width of the model where D is a head's
-    K  keys, M + L              C  distances a position table knows
+    L  queries of a segment     D  width of a head; of the model where there are no heads
+    M  cached positions         E  width of the model where D is that of a head
+    K  keys, M + L              C  distances in a position table
 
-Annotations read `Float[Tensor, "B H L D"]`. Tests check them with jaxtyping and beartype; where jaxtyping is
-not installed (the core needs torch, numpy and safetensors alone) they cost nothing and mean the same to a reader.
+Annotations have the form `Float[Tensor, "B H L D"]`. Tests check them with jaxtyping and beartype. jaxtyping is
+optional: without it (the core needs only torch, numpy and safetensors) annotations are plain tensors and cost nothing.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,7 @@
-"""What a terminal gets: text as it is, control characters and invisible characters as escapes.
+"""Safe output on terminals: control characters and invisible characters are printed as escapes.
 
 A model, a prompt, a file name or a damaged file can contain any character. A terminal obeys some of them: ESC starts
-commands that move the cursor, rename the window or write to the clipboard. Pipes and files get all of them unchanged.
+commands that move the cursor, rename the window or write to the clipboard. Pipes and files get the text unchanged.
 """
 
 import sys
@@ -11,26 +11,26 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 _ESCAPED = {"Cc", "Cf", "Zl", "Zp"}  # control, format (bidi overrides, zero-width, tags), line and paragraph separators
-_KEPT = frozenset("\n\t\u200c\u200d")  # Persian, Indic scripts and emoji are spelled with the zero-width (non-)joiner
+_KEPT = frozenset("\n\t\u200c\u200d")  # Persian, Indic scripts and emoji need the zero-width (non-)joiner
 
 
 def visible(text: str) -> str:
-    """The same text with `\\x1b` for ESC, `\\u202e` for a right-to-left override and so on."""
+    """The text with unsafe characters escaped: `\\x1b` for ESC, `\\u202e` for a right-to-left override."""
     if text.isprintable():
         return text
-    return "".join(_escape(letter) if _is_escaped(letter) else letter for letter in text)
+    return "".join(_escape(character) if _is_unsafe(character) else character for character in text)
 
 
-def _is_escaped(letter: str) -> bool:
-    return unicodedata.category(letter) in _ESCAPED and letter not in _KEPT
+def _is_unsafe(character: str) -> bool:
+    return unicodedata.category(character) in _ESCAPED and character not in _KEPT
 
 
-def _escape(letter: str) -> str:
-    return letter.encode("unicode_escape").decode("ascii")
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
 
 
 class _VisibleStream:
-    """A stream that writes `visible` text; everything else is the stream's own."""
+    """Wraps a stream and writes `visible` text to it; all other attributes are those of the stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -49,15 +49,15 @@ class _VisibleStream:
 
 @contextmanager
 def guarded_streams() -> Iterator[None]:
-    """Within this block standard output and standard error write `visible` text where they are terminals."""
-    before: tuple[TextIO, TextIO] = (sys.stdout, sys.stderr)
-    sys.stdout, sys.stderr = (_VisibleStream(stream) if stream.isatty() else stream for stream in before)  # type: ignore[assignment]
+    """Inside this context, standard output and standard error write `visible` text if they are terminals."""
+    originals: tuple[TextIO, TextIO] = (sys.stdout, sys.stderr)
+    sys.stdout, sys.stderr = (_VisibleStream(stream) if stream.isatty() else stream for stream in originals)  # type: ignore[assignment]
     try:
         yield
     finally:
-        sys.stdout, sys.stderr = before
+        sys.stdout, sys.stderr = originals
 
 
 def unguarded(stream: TextIO) -> TextIO:
-    """The stream itself: for progress bars and tables, which rich draws with control characters."""
+    """The original stream, for progress bars and tables: rich draws them with control characters."""
     return stream.stream if isinstance(stream, _VisibleStream) else stream

@@ -1,126 +1,222 @@
-"""A model with its tokenizer: what `longspan.load` gives, and what works on text instead of tokens."""
+"""TextModel, a model with its tokenizer: the return type of `longspan.load`."""
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from longspan.box import box
-from longspan.checkpoints.model_folder import load_model
+from longspan.bundled import model_path
+from longspan.checkpoints.model_folder import load_model, override
 from longspan.checkpoints.states import load_state, save_state
 from longspan.contract import LanguageModel, State
+from longspan.decoding.sampling import Sampling
+from longspan.decoding.session import Session, TextStream
 from longspan.device import find_device, find_dtype
 from longspan.errors import ConfigError, DataError, StateError
-from longspan.evaluation.likelihood import Tally, slides, sliding_losses, stream_losses
-from longspan.generation.sampling import Sampling
-from longspan.generation.session import Session, TextStream
-from longspan.shapes import Float, Tensor
-from longspan.tokens import Tokenizer
+from longspan.models.families import name_of
+from longspan.reading import ContextSettings, Reading, ReadingSettings
+from longspan.scoring.dynamic import Dynamics
+from longspan.scoring.score import Method, Score, score
+from longspan.segments import map_segments
+from longspan.shapes import Bool, Float, Int, Tensor
+from longspan.tokenizers import Tokenizer
+
+Text = str | bytes
 
 
-@dataclass(frozen=True)
-class Score:
-    """What a model thinks of a text. `losses[k]` is token k+1 given the tokens up to k, in nats; `sliding` says that
-    each had a fresh window of the tokens before it, and no memory."""
+class GenerationOptions(ContextSettings, total=False):
+    """The options of `TextModel.generate`, and reading settings."""
 
-    tokens: int
-    losses: NDArray[np.float32]
-    sliding: bool = False
-
-    @property
-    def nats(self) -> float:
-        return float(self.losses.mean(dtype=np.float64))
-
-    @property
-    def bits(self) -> float:
-        return self.nats / math.log(2)
-
-    @property
-    def perplexity(self) -> float:
-        return math.exp(self.nats) if self.nats < 700 else math.inf
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
 
 
 class TextModel:
-    """`score`, `generate`, `hidden_states` on text; below them the contract, on tokens.
+    """A model with its tokenizer.
 
-    `model(tokens, state, starts)`, `model.losses(...)`, `model.initial_state(...)` and the rest are those of the model
-    inside, `model.model`, whose own `hidden_states` takes tokens.
+    `score`, `generate` and `hidden_states` take text. `model(tokens, state)`, `losses` and `initial_state` take tokens
+    and are those of the LanguageModel in `model.model`, which has everything else. Apart from `to` and
+    `method="dynamic"` nothing here modifies the model, so threads can share it.
     """
 
     def __init__(self, model: LanguageModel, tokenizer: Tokenizer, hash: str = "") -> None:
+        """Puts the model into eval mode. `hash` identifies its weights: a saved session fits the same hash only."""
         self.model, self.tokenizer, self.hash = model.eval(), tokenizer, hash
 
-    def __call__(self, *args: Any, **keywords: Any) -> tuple[Tensor, State]:
-        return self.model(*args, **keywords)
+    @property
+    def config(self) -> Any:
+        """The config of the model's family."""
+        return self.model.config
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "model":
-            raise AttributeError(name)
-        return getattr(self.model, name)
+    @property
+    def reading(self) -> Reading:
+        """The default reading."""
+        return self.model.reading
 
-    def score(self, text: str | bytes, *, sliding: bool | None = None) -> Score:
-        """The loss of every token of a text but the first.
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
 
-        A model without memory reads a fresh window of its config's segment for every token, which costs one window per
-        token; `sliding` forces either way, and False reads it segment by segment.
+    @property
+    def parameter_count(self) -> int:
+        """Trainable parameters, tied weights counted once."""
+        return self.model.parameter_count
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        return self.model.parameters()
+
+    def to(self, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None) -> "TextModel":
+        """Move the model to a device, or convert its weights, in place; the names are those of `load`."""
+        where = self.device if device is None else find_device(device)
+        self.model.to(device=where, dtype=None if dtype is None else find_dtype(dtype, where))
+        return self
+
+    def __call__(
+        self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
+    ) -> tuple[Float[Tensor, "B T V"], State]:
+        """The logits of a segment and the state after it."""
+        return self.model(tokens, state, starts)
+
+    def initial_state(
+        self, batch: int = 1, reading: Reading | None = None, *, trainable: bool | None = None, filled: bool = False
+    ) -> State:
+        """`LanguageModel.initial_state`: the state before the first token."""
+        return self.model.initial_state(batch, reading, trainable=trainable, filled=filled)
+
+    def losses(
+        self,
+        tokens: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B S"],
+        state: State | None = None,
+        starts: Bool[Tensor, "B T"] | None = None,
+        *,
+        last: int | None = None,
+    ) -> tuple[Float[Tensor, "B S"], State]:
+        """`LanguageModel.losses`: one loss per token in nats, and the state after the segment."""
+        return self.model.losses(tokens, targets, state, starts, last=last)
+
+    def reach(self, reading: Reading | None = None) -> int:
+        """Distance from a prediction to the oldest token that can influence it."""
+        return self.model.reach(reading)
+
+    def has_memory(self, reading: Reading | None = None) -> bool:
+        """Whether anything is carried across segments."""
+        return self.model.has_memory(reading)
+
+    def reading_with(self, **settings: Unpack[ReadingSettings]) -> Reading:
+        """The model's reading with some settings changed, for example memory=3800."""
+        return override(name_of(self.model), self.model.reading, settings) if settings else self.model.reading
+
+    @overload
+    def score(  # type: ignore[overload-overlap]  # a str is a Sequence[str]; the first overload wins
+        self,
+        text: Text,
+        *,
+        method: Method | None = None,
+        streams: int = 1,
+        dynamics: Dynamics | None = None,
+        **settings: Unpack[ReadingSettings],
+    ) -> Score: ...
+    @overload
+    def score(
+        self,
+        text: Sequence[Text],
+        *,
+        method: Method | None = None,
+        streams: int = 1,
+        dynamics: Dynamics | None = None,
+        **settings: Unpack[ReadingSettings],
+    ) -> list[Score]: ...
+    def score(
+        self,
+        text: Text | Sequence[Text],
+        *,
+        method: Method | None = None,
+        streams: int = 1,
+        dynamics: Dynamics | None = None,
+        **settings: Unpack[ReadingSettings],
+    ) -> Score | list[Score]:
+        """The losses of all tokens of a text but the first, and their mean; a list of scores for a list of texts.
+
+        `method` is "stream", "sliding" or "dynamic". Default: "stream", or "sliding" if the model has no memory.
+        `streams` cuts a text into parts that are read in parallel, which is faster for a long text; every part starts
+        without context. `dynamics` are the settings of "dynamic". `settings` change the reading: memory, clamp,
+        segment, ...
         """
-        ids = self.tokenizer.encode(text)
-        losses = np.empty(max(len(ids) - 1, 0), np.float32)
-        tally, slid = Tally(losses), slides(self.model, sliding)
-        ways = sliding_losses if slid else stream_losses
-        for stretch in ways(self.model, ids, segment=self.model.config.segment):
-            tally.add(stretch)
-        return Score(len(ids), losses, slid)
+        if dynamics is not None and method != "dynamic":
+            raise ConfigError(f"{dynamics} needs method='dynamic', not {method!r}; set it, or leave dynamics out")
+        if not isinstance(text, str | bytes):
+            return [self.score(one, method=method, streams=streams, dynamics=dynamics, **settings) for one in text]
+        ids, reading = self.tokenizer.encode(text), self.reading_with(**settings)
+        return score(self.model, ids, reading, method=method, streams=streams, dynamics=dynamics, losses=True)
 
-    def hidden_states(self, text: str | bytes) -> tuple[Float[Tensor, "T D"], ...]:
-        """The embedding and every layer's output at every token of a text, read as one stream."""
+    @overload
+    def hidden_states(  # type: ignore[overload-overlap]  # a str is a Sequence[str]; the first overload wins
+        self, text: Text
+    ) -> tuple[Float[Tensor, "T D"], ...]: ...
+    @overload
+    def hidden_states(self, text: Sequence[Text]) -> list[tuple[Tensor, ...]]: ...
+    def hidden_states(self, text: Text | Sequence[Text]) -> tuple[Tensor, ...] | list[tuple[Tensor, ...]]:
+        """The embedding and every layer's output at every token of a text, [T, width] each; a list of such tuples for
+        a list of texts."""
+        if not isinstance(text, str | bytes):
+            return [self.hidden_states(one) for one in text]
         ids = self.tokenizer.encode(text)
         if not len(ids):
-            raise DataError("the text is empty; there is nothing to read")
-        tokens = torch.from_numpy(ids.astype(np.int64)).to(next(self.model.parameters()).device)[None]
-        state, pieces = self.model.initial_state(1), []
+            raise DataError("the text has 0 tokens; hidden states need at least 1")
+        tokens = torch.from_numpy(ids.astype(np.int64)).to(self.device)[None]
         with torch.inference_mode():
-            for piece in tokens.split(self.model.config.segment, dim=1):
-                hidden, state = self.model.hidden_states(piece, state)
-                pieces.append(hidden)
+            state = self.model.initial_state(1, trainable=False)
+            pieces = [hidden for hidden, _ in map_segments(self.model.hidden_states, state, tokens)]
         return tuple(torch.cat(layer, dim=1)[0] for layer in zip(*pieces, strict=True))
 
-    def session(self, prompt: str | bytes = "", *, seed: int | None = None, state: Path | None = None) -> Session:
-        """A stream to go on with: from a saved state, from a prompt, or both. A seed draws anew; without one a saved
-        state goes on as if nothing had happened."""
-        session = Session(self.model, seed=(seed or 0) % 2**63, known=self.tokenizer.size)
+    def session(
+        self,
+        prompt: Text = "",
+        *,
+        seed: int | None = None,
+        state: str | Path | None = None,
+        **settings: Unpack[ReadingSettings],
+    ) -> Session:
+        """A stream to generate from, after a prompt, a saved state, or a saved state and then a prompt.
+
+        Default of `seed`: 0, or the random generator of the saved state.
+        """
+        reading = self.reading_with(**settings)
+        session = Session(self.model, seed=(seed or 0) % 2**63, known=self.tokenizer.size, reading=reading)
         if state is not None:
-            self._take_up(session, state, draw_anew=seed is not None)
+            self._load_session(session, Path(state), keep_random=seed is None)
         ids = self.tokenizer.encode_prompt(prompt)
         if not len(ids) and session.pending is None:
-            # A stream has to begin with something: a line's end is where texts begin.
             ids = self._first_token()
         session.read(ids.tolist())
         return session
 
     def _first_token(self) -> NDArray[Any]:
+        """The first token of a stream without a prompt: a newline."""
         try:
             ids = self.tokenizer.encode("\n")[:1]
         except DataError:
             ids = np.array([], np.int64)
         if not len(ids) or int(ids[0]) >= self.model.config.vocabulary:
-            raise DataError("there is no prompt, and this model knows no line's end to begin from; give a prompt")
+            raise DataError("this tokenizer has no newline to start from; give a prompt")
         return ids
 
-    def _take_up(self, session: Session, path: Path, draw_anew: bool) -> None:
-        carried, extra = load_state(path, model_hash=self.hash)
-        kinds = {"pending": torch.int64, "held": torch.uint8, "random": torch.uint8}
+    def _load_session(self, session: Session, path: Path, *, keep_random: bool) -> None:
+        state, extra = load_state(path, self.model, model_hash=self.hash)
+        dtypes = {"pending": torch.int64, "held": torch.uint8, "random": torch.uint8}
         found = {name: tensor.dtype for name, tensor in extra.items() if tensor.dim() == 1}
-        if found != kinds or len(extra["pending"]) != 1:
-            raise StateError(f"{path} holds no waiting token, text and generator; it was not saved by a session")
-        session.restore(carried, int(extra["pending"]))
+        if found != dtypes or len(extra["pending"]) != 1:
+            raise StateError(f"the state {path} was not saved by a session: use a file of generate --save-state")
+        session.restore(state, int(extra["pending"]))
         session.held = bytes(extra["held"].tolist())
-        if not draw_anew:
+        if keep_random:
             session.restore_random(extra["random"])
 
     def save_session(self, session: Session, path: Path) -> None:
@@ -132,10 +228,10 @@ class TextModel:
         save_state(path, session.decoder.state(), model_hash=self.hash, extra=extra)
 
     def stream(self, session: Session, count: int, sampling: Sampling, *, last: bool = True) -> Iterator[str]:
-        """Text as it is written; every piece is whole characters.
+        """Generate `count` tokens and yield text as soon as its characters are complete.
 
-        Bytes that do not make one by the end are shown as a replacement where this is the `last` of the text, and
-        stay with the session otherwise.
+        If this call is the `last`, an incomplete character at the end becomes a replacement character; otherwise the
+        session keeps its bytes.
         """
         text = TextStream(session.held)
         for token in session.write(count, sampling):
@@ -147,16 +243,24 @@ class TextModel:
             session.held = b""
             yield rest
 
-    def spelled(self, session: Session, prompt: str | bytes) -> str:
-        """A prompt as this tokenizer writes it, what makes no character yet left with the session."""
+    def echo(self, session: Session, prompt: Text) -> str:
+        """The prompt as the tokenizer decodes it; the session keeps the bytes of an incomplete character."""
         text = TextStream()
-        shown = text.push(self.tokenizer.decode_bytes(self.tokenizer.encode_prompt(prompt)))
+        decoded = text.push(self.tokenizer.decode_bytes(self.tokenizer.encode_prompt(prompt)))
         session.held = text.held or session.held
-        return shown
+        return decoded
 
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a str is a Sequence[str]; the first overload wins
+        self, prompt: Text = "", max_new_tokens: int = 200, **options: Unpack[GenerationOptions]
+    ) -> str: ...
+    @overload
+    def generate(
+        self, prompt: Sequence[Text], max_new_tokens: int = 200, **options: Unpack[GenerationOptions]
+    ) -> list[str]: ...
     def generate(
         self,
-        prompt: str | bytes = "",
+        prompt: Text | Sequence[Text] = "",
         max_new_tokens: int = 200,
         *,
         temperature: float = 1.0,
@@ -164,25 +268,44 @@ class TextModel:
         top_p: float = 1.0,
         min_p: float = 0.0,
         seed: int = 0,
-    ) -> str:
-        """The tokens that follow the prompt, as text."""
+        **settings: Unpack[ContextSettings],
+    ) -> str | list[str]:
+        """The text that follows the prompt; a list of texts for a list of prompts. `settings` change the reading.
+
+        `temperature` is that of sampling; 0 is greedy. It divides logits that already include the temperature of the
+        reading: `load(temperature=2).generate("a", temperature=0.5)` samples from the model's own distribution.
+        """
         if max_new_tokens < 0:
-            raise ConfigError(f"max_new_tokens={max_new_tokens} must not be negative")
+            raise ConfigError(f"max_new_tokens={max_new_tokens} must be at least 0")
         sampling = Sampling(temperature, top_k, top_p, min_p)
-        session = self.session(prompt, seed=seed)
-        self.spelled(session, prompt)
+        if not isinstance(prompt, str | bytes):
+            options: GenerationOptions = {
+                "temperature": temperature,
+                "top_k": top_k,
+                "top_p": top_p,
+                "min_p": min_p,
+                "seed": seed,
+                **settings,
+            }
+            return [self.generate(one, max_new_tokens, **options) for one in prompt]
+        session = self.session(prompt, seed=seed, **settings)
+        self.echo(session, prompt)
         return "".join(self.stream(session, max_new_tokens, sampling))
 
 
 def load(
     path: str | Path | None = None,
     *,
-    device: str | torch.device = "cpu",
+    device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
-    **settings: Any,
+    **settings: Unpack[ReadingSettings],
 ) -> TextModel:
-    """The model in a folder, or where none is named the one in the box, ready to use. Settings that do not change its
-    weights may be given anew: `longspan.load(PATH, memory=3800, clamp=1000, same_length=True)`."""
+    """The model in a model folder or the folder of a training run. Default: the bundled model.
+
+    `device` is "auto", "cpu", "cuda" or "cuda:N"; `dtype` is "auto" (float32 on a CPU, bfloat16 on CUDA) or the name of
+    a dtype. `settings` change the default reading:
+    `longspan.load("runs/tiny", memory=3800, clamp=1000, same_length=True)`.
+    """
     where = find_device(device)
-    loaded = load_model(box(path), overrides=settings, device=where, dtype=find_dtype(dtype, where))
+    loaded = load_model(model_path(path), overrides=settings, device=where, dtype=find_dtype(dtype, where))
     return TextModel(loaded.model, loaded.tokenizer, loaded.hash)

@@ -1,4 +1,4 @@
-"""Small models to save and break, and the size of the long tests: short in the suite, full with LONGSPAN_TORTURE=1."""
+"""Small models to save and damage, and the number of trials of the long tests: more with LONGSPAN_TORTURE=1."""
 
 import os
 from collections.abc import Callable
@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from longspan.contract import LanguageModel
-from longspan.models.families import build
-from longspan.tokens import ByteTokenizer, Tokenizer, WordTokenizer
+from longspan.tokenizers import ByteTokenizer, Tokenizer, WordTokenizer
+from tests.support import build
 
 SMALL = {"layers": 2, "width": 8, "heads": 2, "inner": 12, "segment": 4, "dropout": 0.0}
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -19,19 +19,20 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
         "transformer-xl",
         {"memory": 6, "vocabulary": 30, "cutoffs": [10, 20], "div_val": 2, "tie_projections": True},
     ),
+    "variant": ("longspan-xl", {"memory": 6}),
     "vanilla": ("vanilla", {}),
 }
 
 
 @pytest.fixture
 def trials() -> Callable[[int, int], int]:
-    """How many trials: the first number in the suite, the second under torture."""
+    """The number of trials: the first number by default, the second with LONGSPAN_TORTURE=1."""
     return lambda short, full: full if os.environ.get("LONGSPAN_TORTURE") == "1" else short
 
 
 @pytest.fixture
 def small() -> Callable[..., tuple[LanguageModel, Tokenizer]]:
-    """A small model of one of the FORMS, every parameter drawn, and a tokenizer of its size."""
+    """A small model of one of the FORMS with random parameters, and a tokenizer of its size."""
 
     def make(form: str = "plain", seed: int = 0) -> tuple[LanguageModel, Tokenizer]:
         family, values = FORMS[form]

@@ -1,4 +1,4 @@
-"""SIGKILL at random instants of a writer that does nothing but save: no save that was done is lost."""
+"""SIGKILL at random moments of a process that only saves: no completed save is lost."""
 
 import os
 import random
@@ -25,7 +25,7 @@ def write_until_killed(run: Path, first: int, report: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:checkpoint-")
 def test_kills(tmp_path: Path, trials: Callable[[int, int], int]) -> None:
-    choose, step, done, inside = random.Random(0), 0, 0, 0
+    choose, step, done, interrupted = random.Random(0), 0, 0, 0
     count = trials(12, 200)
     for _ in range(count):
         read, report = os.pipe()
@@ -42,19 +42,19 @@ def test_kills(tmp_path: Path, trials: Callable[[int, int], int]) -> None:
         with os.fdopen(read, "rb") as pipe:
             reported = pipe.read()
         done = int.from_bytes(reported[-4:], "little") if reported else done
-        inside += any(LEFTOVER.fullmatch(path.name) for path in tmp_path.iterdir())
+        interrupted += any(LEFTOVER.fullmatch(path.name) for path in tmp_path.iterdir())
         newest = newest_good(tmp_path, keep=["step", "weights"])
-        assert not newest.passed_over, "a checkpoint under its own name is always whole"
+        assert not newest.passed_over, "a checkpoint under its final name is always complete"
         found = int(newest.found.contents["step"]) if newest.found else 0
         assert found >= done
         if done:
             assert int(read_folder(tmp_path / "best", keep=["step"]).contents["step"]) >= done
         step = found
         for old in range(max(0, step - 40), step - 2):
-            for place in (tmp_path / f"checkpoint-{old}").glob("*"):
-                place.unlink()
+            for path in (tmp_path / f"checkpoint-{old}").glob("*"):
+                path.unlink()
             if (tmp_path / f"checkpoint-{old}").exists():
                 (tmp_path / f"checkpoint-{old}").rmdir()
-    assert inside > count // 4, "most kills should fall where something is half written"
+    assert interrupted > count // 4, "many kills should interrupt a write"
     sweep(tmp_path)
     assert not [path for path in tmp_path.iterdir() if LEFTOVER.fullmatch(path.name)]

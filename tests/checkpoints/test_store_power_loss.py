@@ -1,8 +1,7 @@
-"""Power lost after any operation of a save: the newest good checkpoint is at most one interval old.
+"""Power loss after any operation of a save: the newest undamaged checkpoint is at most one interval old.
 
-The operations a writer makes are recorded, then replayed on a model of a disk that keeps only what was synced, or any
-ordered part of what was not: a folder comes back with its names as of its last sync or as of some moment since, a file
-as it was synced, or cut, or zeroed.
+The operations of a writer are recorded and replayed on a simulated disk. After power loss a folder has the entries of
+its last sync or of some later moment. A file has its synced contents; one that was never synced is truncated or zeroed.
 """
 
 import os
@@ -21,7 +20,7 @@ STEPS = (10, 20, 30)
 
 @dataclass
 class Node:
-    """A file or folder of the disk: what programs see, and what power loss may leave of it."""
+    """A file or folder of the disk: what programs see, and what can remain after power loss."""
 
     folder: bool
     data: bytes = b""
@@ -30,7 +29,7 @@ class Node:
     since_sync: list[dict[str, "Node"]] = field(default_factory=lambda: [{}])
 
     def change(self, gone: str, **made: "Node") -> None:
-        """One step on the disk: a name goes, another comes (a rename within one folder is atomic)."""
+        """One atomic change of a folder: an entry is removed, added or both (a rename)."""
         self.names = {key: value for key, value in self.names.items() if key != gone} | made
         self.since_sync.append(self.names)
 
@@ -62,29 +61,29 @@ class Disk:
             node = self.find(path)
             node.synced, node.since_sync = node.data, [node.names]
 
-    def leave(self, place: Path, choose: random.Random, strict: bool) -> None:
-        """Write to `place` what could be found after power loss now; `strict`: nothing that was not synced."""
+    def write_remains(self, target: Path, choose: random.Random, strict: bool) -> None:
+        """Write to `target` what can remain after power loss now; with `strict` only what was synced."""
 
-        def leave(node: Node, path: Path) -> None:
+        def write(node: Node, path: Path) -> None:
             if node.folder:
                 path.mkdir()
-                for name, below in (node.since_sync[0] if strict else choose.choice(node.since_sync)).items():
-                    leave(below, path / name)
+                for name, child in (node.since_sync[0] if strict else choose.choice(node.since_sync)).items():
+                    write(child, path / name)
             elif node.synced is not None:
                 path.write_bytes(node.synced)
             else:
                 cut = choose.randrange(len(node.data) + 1)
                 path.write_bytes(b"" if strict else choose.choice([node.data[:cut], bytes(len(node.data)), node.data]))
 
-        leave(self.root, place)
+        write(self.root, target)
 
 
-def opened(descriptor: int) -> str:
+def path_of(descriptor: int) -> str:
     return str(Path(f"/proc/self/fd/{descriptor}").readlink())
 
 
 class Recorder:
-    """Notes what is made, written, synced, renamed and removed below `root`."""
+    """Records every create, write, sync, rename and remove under `root`."""
 
     def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
         self.root, self.operations, self.seen = root, list[tuple[str, ...]](), set[str]()
@@ -94,7 +93,7 @@ class Recorder:
 
         def fsync(descriptor: int) -> None:
             self.note_new_files()
-            self.operations.append(("sync", self.relative(opened(descriptor))))
+            self.operations.append(("sync", self.relative(path_of(descriptor))))
             real(descriptor)
 
         patch.setattr(os, "fsync", fsync)
@@ -104,7 +103,7 @@ class Recorder:
 
     def watch(self, name: str, real: Callable[..., None]) -> Callable[..., None]:
         def call(path: str | Path, *rest: object, dir_fd: int | None = None, **options: object) -> None:
-            full = str(Path(opened(dir_fd) if dir_fd is not None else "", path))
+            full = str(Path(path_of(dir_fd) if dir_fd is not None else "", path))
             existed = os.path.lexists(full)
             self.note_new_files()
             real(path, *rest, **({"dir_fd": dir_fd} if dir_fd is not None else {}), **options)
@@ -131,7 +130,7 @@ def content(step: int) -> dict[str, bytes]:
 
 
 def record(root: Path) -> tuple[list[tuple[str, ...]], dict[int, int]]:
-    """The operations of three saves (a new checkpoint, and a best that is replaced), and where each save is done."""
+    """The operations of three saves (a new checkpoint, and `best` replaced), and how many precede the end of each."""
     root.mkdir()
     done: dict[int, int] = {}
     with pytest.MonkeyPatch.context() as patch:
@@ -155,21 +154,22 @@ def test_power_loss(tmp_path: Path, trials: Callable[[int, int], int]) -> None:
         disk = Disk()
         for operation in operations[:prefix]:
             disk.apply(*operation)
-        place = tmp_path / f"trial{trial}"
-        disk.leave(place, choose, strict=trial <= len(operations))
+        run = tmp_path / f"trial{trial}"
+        disk.write_remains(run, choose, strict=trial <= len(operations))
         saved = max((step for step, end in done.items() if end <= prefix), default=0)
-        check(place, saved)
+        check(run, saved)
 
 
-def check(place: Path, saved: int) -> None:
-    newest = newest_good(place, keep=["step.json", "weights.safetensors"]).found
+def check(run: Path, saved: int) -> None:
+    """Nothing saved is lost, and new saves work."""
+    newest = newest_good(run, keep=["step.json", "weights.safetensors"]).found
     found = int(newest.contents["step.json"]) if newest else 0
-    assert found >= saved, "a checkpoint that was saved is gone"
+    assert found >= saved, "a saved checkpoint is lost"
     if newest:
         assert newest.contents["weights.safetensors"] == content(found)["weights.safetensors"]
-    if saved > STEPS[0]:  # the best of the save before was whole, so now that one or its successor must be
-        best = read_folder(place / "best", keep=["step.json"])
+    if saved > STEPS[0]:  # `best` of the previous save was complete, so that one or a later one is readable
+        best = read_folder(run / "best", keep=["step.json"])
         assert int(best.contents["step.json"]) >= saved - 10
     for name in (f"checkpoint-{STEPS[-1] + 10}", "best"):
-        write_folder(place / name, content(99), replace=True)
-        assert not [path for path in place.iterdir() if (m := LEFTOVER.fullmatch(path.name)) and m["name"] == name]
+        write_folder(run / name, content(99), replace=True)
+        assert not [path for path in run.iterdir() if (m := LEFTOVER.fullmatch(path.name)) and m["name"] == name]

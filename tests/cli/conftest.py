@@ -1,4 +1,4 @@
-"""The command line in process: exit code, standard output, standard error."""
+"""Runs the command line in this process and returns its exit code, standard output and standard error."""
 
 import json
 from collections.abc import Callable
@@ -22,12 +22,12 @@ class Result:
         return json.loads(self.out)
 
     def refused(self, *words: str) -> None:
-        """One sentence on standard error, exit code 2; before it a run says what it does."""
+        """Exit code 2 and one error line that contains these words. Progress lines may come before it."""
         assert self.code == 2, (self.out, self.err)
-        told = [line for line in self.err.splitlines() if not line.startswith(("reading ", "preparing "))]
-        assert [line.startswith("longspan: ") for line in told] == [True], self.err
+        errors = [line for line in self.err.splitlines() if not line.startswith(("reading ", "preparing "))]
+        assert [line.startswith("longspan: ") for line in errors] == [True], self.err
         for word in words:
-            assert word in told[0], self.err
+            assert word in errors[0], self.err
 
 
 Cli = Callable[..., Result]
@@ -35,6 +35,7 @@ Cli = Callable[..., Result]
 
 @pytest.fixture
 def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
+    """Runs a command line in `tmp_path`, with an empty cache folder."""
     monkeypatch.setenv("LONGSPAN_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
 
@@ -47,13 +48,13 @@ def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_
     return call
 
 
-SMALL = ["layers=2", "width=32", "heads=2", "segment=16", "memory=40"]
+SMALL = ["model.layers=2", "model.width=32", "model.heads=2", "reading.segment=16", "reading.memory=40"]
 
 
 @pytest.fixture
 def model(cli: Cli) -> Path:
-    """A small untrained model of bytes."""
-    sets = [part for key in SMALL for part in ("--set", f"model.{key}")]
+    """A small untrained model on bytes."""
+    sets = [part for setting in SMALL for part in ("--set", setting)]
     assert cli("init", *sets, "m").code == 0
     return Path("m")
 

@@ -1,4 +1,4 @@
-"""`longspan bench` on a shape that takes no time: what it says, and how it counts. No test here is timed."""
+"""`longspan bench` on a tiny shape: its output and its operation counts. No test depends on a time."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from longspan.bench import families, timing
-from longspan.bench.families import Case, slope
-from longspan.bench.peak import Saved, peak_bytes
 from longspan.errors import ConfigError
-from longspan.models.families import FAMILIES, build
+from longspan.experiments.bench import families, timing
+from longspan.experiments.bench.families import Case, slope
+from longspan.experiments.bench.peak import SavedTensors, peak_bytes
+from longspan.models.families import known_families
+from longspan.models.transformer_xl import TransformerXL
+from longspan.models.vanilla import Vanilla
+from tests.support import build
 
 from .conftest import Cli
 
@@ -33,14 +36,14 @@ LINE |= {"share"}
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A preset of no size, and every call timed once."""
+    """A tiny preset, and every call timed once."""
 
     def once(call: Callable[[], Any], device: torch.device, least: float = 0, rounds: int = 1) -> float:
         return timing.timed(call, 1, device)
 
     monkeypatch.setitem(timing.PRESETS, "tiny", TINY)
     for name in ("attention", "train", "evaluate", "generate", "families"):
-        monkeypatch.setattr(f"longspan.bench.{name}.seconds", once)
+        monkeypatch.setattr(f"longspan.experiments.bench.{name}.seconds", once)
 
 
 @pytest.mark.parametrize(
@@ -66,10 +69,10 @@ def test_lines(cli: Cli, verb: str, lines: int) -> None:
         assert line["theirs"] > 0
         assert line["ratio"] == pytest.approx(line["ours"] / line["theirs"])
         assert line["share"] == pytest.approx(line["ratio"] / line["by_count"])
-        assert line["memory_ratio"] is None  # measured on CUDA alone
+        assert line["memory_ratio"] is None  # measured on CUDA only
 
 
-def test_people_get_a_table(cli: Cli) -> None:
+def test_the_default_output_is_a_table(cli: Cli) -> None:
     result = cli("bench", "attention", "--preset", "tiny", "--device", "cpu")
     assert result.code == 0
     assert [line.split()[-1] for line in result.out.splitlines()[2:]] == ["term", "term"]
@@ -77,8 +80,8 @@ def test_people_get_a_table(cli: Cli) -> None:
 
 
 def test_attention_by_count(cli: Cli) -> None:
-    """Three products forward where plain attention has two, eleven where it has seven; a product is D multiplications
-    and additions for each of the pairs that are seen."""
+    """Three products forward against two, eleven with the backward pass against seven. A product is D multiplications
+    and additions per visible pair."""
     forward, both = cli("bench", "attention", "--preset", "tiny", "--json", "--device", "cpu").json["lines"]
     assert forward["by_count"] == pytest.approx(2 / 3)
     assert both["by_count"] == pytest.approx(7 / 11)
@@ -90,17 +93,17 @@ def test_attention_by_count(cli: Cli) -> None:
 
 
 def test_evaluation_by_count(cli: Cli) -> None:
-    """A window of 6 is read for one token: 1 + 2 + ... + 6 pairs; ours reads one token and 6 pairs."""
+    """A window of 6 per token has 1 + 2 + ... + 6 pairs; ours has 6 pairs per token."""
     (line,) = cli("bench", "eval", "--preset", "tiny", "--json", "--device", "cpu").json["lines"]
     ours = build("transformer-xl", {**SHAPE, "memory": 6}).parameter_count
     theirs = build("vanilla", {**SHAPE, "segment": 6}).parameter_count
     pair = 2 * 16 * 3  # multiply and add, width of all heads, layers
-    wanted = (6 * 2 * theirs + 2 * 21 * pair) / (2 * ours + 3 * 6 * pair)
-    assert line["by_count"] == pytest.approx(wanted)
+    expected = (6 * 2 * theirs + 2 * 21 * pair) / (2 * ours + 3 * 6 * pair)
+    assert line["by_count"] == pytest.approx(expected)
 
 
 def test_generation_by_count(cli: Cli) -> None:
-    """The rival projects keys and values of the whole memory anew: 2 products of width x width for each position."""
+    """The baseline projects keys and values of the complete memory: 2 products of width x width per position."""
     line = cli("bench", "generate", "--preset", "tiny", "--json", "--device", "cpu").json["lines"][0]
     size = build("transformer-xl", {**SHAPE, "memory": 6}).parameter_count
     ours = 2 * size + 3 * 2 * 7 * 16 * 3
@@ -112,7 +115,7 @@ def test_wrong_use_is_one_sentence(cli: Cli) -> None:
         cli("bench", verb, "--preset", "enwik").refused("did you mean 'enwik8'?")
     cli("bench", "train", "--memories", "5,x").refused("--memories 5,x")
     cli("bench", "train", "--segments", "0,8").refused("--segments 0,8")
-    cli("bench", "train", "--segments", "4", "--memories", "4").refused("give one of them")
+    cli("bench", "train", "--segments", "4", "--memories", "5").refused("--memories 5", "--segments 4")
     cli("bench", "families", "--lengths", "a").refused("--lengths a")
     cli("bench", "families", "--lengths", "0,8").refused("--lengths 0,8")
     wrong = cli("bench", "families", "lstm", "reformed")
@@ -120,14 +123,14 @@ def test_wrong_use_is_one_sentence(cli: Cli) -> None:
     assert wrong.out == ""
 
 
-def test_every_family_grows(cli: Cli) -> None:
+def test_every_family_is_measured(cli: Cli) -> None:
     result = cli("bench", "families", "--preset", "tiny", "--json", "--device", "cpu")
     assert (result.code, result.err) == (0, "")
     facts = result.json
     assert (facts["bench"], facts["lengths"]) == ("families", [8, 16, 32])
-    assert "saved tensors" in facts["bytes"]
+    assert "tensors saved for the backward pass" in facts["bytes"]
     found = facts["families"]
-    assert {growth["family"] for growth in found} == set(FAMILIES)
+    assert {growth["family"] for growth in found} == set(known_families())
     for growth in found:
         assert growth["failed"] == {}, growth
         assert growth["claim"] in (1, 1.5, 2)
@@ -136,21 +139,21 @@ def test_every_family_grows(cli: Cli) -> None:
         assert min(growth["bytes"]) > 0
         assert growth["slope"] == pytest.approx(slope([8, 16, 32], growth["seconds"]))
         assert 0.99 < growth["by_count"] <= growth["claim"] + 0.3
-    # A text read in segments needs the memory of a segment; read at once, that of all of it.
+    # A text read in segments needs the memory of one segment; read at once, that of the complete text.
     for growth in found:
         longest = growth["bytes"][-1] / growth["bytes"][-2]
         assert (longest < 1.4) if growth["read"] == "segments of 8" else (longest > 1.4), growth
 
 
-def test_what_was_measured_before_an_interruption_is_printed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = families._take
+def test_results_before_an_interrupt_are_printed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    cost = families._cost
 
     def interrupted(case: Case, *rest: Any) -> Any:
         if case.family == "lstm":
             raise KeyboardInterrupt
-        return plain(case, *rest)
+        return cost(case, *rest)
 
-    monkeypatch.setattr(families, "_take", interrupted)
+    monkeypatch.setattr(families, "_cost", interrupted)
     result = cli(
         "bench", "families", "vanilla", "lstm", "--preset", "tiny", "--lengths", "8", "--json", "--device", "cpu"
     )
@@ -158,28 +161,28 @@ def test_what_was_measured_before_an_interruption_is_printed(cli: Cli, monkeypat
     assert [growth["family"] for growth in result.json["families"]] == ["vanilla"]
 
 
-def test_operations_by_hand() -> None:
-    """12 layers of width 512 and 2048 inside: full attention is most of it from 8k on, a window of 512 never is."""
+def test_operation_counts() -> None:
+    """12 layers of width 512, inner 2048: full attention dominates from 8k tokens on, a window of 512 never does."""
     preset, lengths = timing.PRESETS["enwik8"], (4096, 8192)
     for case in families.CASES:
         with torch.device("meta"):
-            models = [build(case.family, case.model_values(preset, length)) for length in lengths]
+            models = [case.build(preset, length) for length in lengths]
         counts = [case.operations(model, length) for model, length in zip(models, lengths, strict=True)]
         low, high = {2: (1.4, 1.9), 1.5: (1.005, 1.5), 1: (0.999, 1.001)}[case.claim]
         assert low < slope(lengths, counts) < high, case.family
         if case.family == "vanilla":
             matrices = 12 * (4 * 512 * 512 + 2 * 512 * 2048) + 205 * 512
             pairs = sum(range(1, 8193))
-            # A matrix is met once forward and twice backward; scores and values are two products forward, five back.
-            wanted = 3 * 2 * matrices * 8192 + 7 * 2 * 512 * 12 * pairs
-            assert counts[1] == pytest.approx(wanted, rel=0.002)  # biases and norms
+            # A matrix is used once forward and twice backward; attention is two products forward and five backward.
+            expected = 3 * 2 * matrices * 8192 + 7 * 2 * 512 * 12 * pairs
+            assert counts[1] == pytest.approx(expected, rel=0.002)  # biases and norms
 
 
-def test_a_slope_is_of_the_work_where_that_is_known() -> None:
-    """A device that works n^2 and waits a constant time for the processor."""
+def test_the_slope_is_of_the_busy_time_if_known() -> None:
+    """A device that is busy for n^2 and waits a constant time for the host."""
     lengths = (8, 16, 32, 64)
-    works = [1e-3 * n**2 for n in lengths]
-    growth = families.Growth("", "", "", 2, lengths, [w + 10 for w in works], [None, *works[1:]])
+    busy = [1e-3 * n**2 for n in lengths]
+    growth = families.Growth("", "", "", 2, lengths, [time + 10 for time in busy], [None, *busy[1:]])
     assert growth.slope == pytest.approx(2)
     growth.busy[-1] = None
     assert growth.slope == pytest.approx(slope(lengths, growth.seconds))
@@ -197,10 +200,18 @@ def test_named_families_in_a_table(cli: Cli) -> None:
     assert rows[0].endswith("L^2 without memory")
 
 
-@pytest.mark.parametrize(("like", "read"), [("transformer-xl", "segments of 8"), ("vanilla", "at once")])
-def test_a_family_without_a_case(cli: Cli, monkeypatch: pytest.MonkeyPatch, like: str, read: str) -> None:
-    """A new family needs one line in FAMILIES and nothing here: it is measured with the preset's shape."""
-    monkeypatch.setitem(FAMILIES, "newcomer", type("Newcomer", (FAMILIES[like],), {}))
+class WithMemory(TransformerXL):
+    """A registered family that the benchmark does not know."""
+
+
+class WithoutMemory(Vanilla):
+    """The same without memory."""
+
+
+@pytest.mark.parametrize(("cls", "read"), [(WithMemory, "segments of 8"), (WithoutMemory, "at once")])
+def test_a_family_without_a_case(cli: Cli, monkeypatch: pytest.MonkeyPatch, cls: type, read: str) -> None:
+    """A registered family needs no entry in CASES: it is measured with the preset's shape."""
+    monkeypatch.setitem(known_families(), "newcomer", f"{cls.__module__}:{cls.__name__}")
     line = ("bench", "families", "newcomer", "--preset", "tiny", "--lengths", "8,16", "--device", "cpu")
     (growth,) = cli(*line, "--json").json["families"]
     assert (growth["family"], growth["read"], growth["failed"]) == ("newcomer", read, {})
@@ -210,18 +221,20 @@ def test_a_family_without_a_case(cli: Cli, monkeypatch: pytest.MonkeyPatch, like
     assert [case.family for case in families.cases_of(())].count("newcomer") == 1
 
 
-def test_what_fails_is_shown_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hungry(_: timing.Preset, length: int) -> dict[str, Any]:
+def test_a_failure_is_shown_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_large(_: timing.Preset, length: int) -> dict[str, Any]:
         if length > 8:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 EiB")
         return {}
 
     refused = Case("vanilla", "", 2, values=lambda *_: {"width": 17})
     broken = Case("lstm", "", 1, values=lambda *_: {"layers": 1}, keys=lambda *_: 1 / 0)
-    monkeypatch.setattr(families, "CASES", (refused, Case("rotary", "", 2, values=hungry), broken, families.CASES[0]))
+    monkeypatch.setattr(
+        families, "CASES", (refused, Case("rotary", "", 2, values=too_large), broken, families.CASES[0])
+    )
     no, some, none, all_ = families.measure(TINY, CPU, torch.float32, names=("vanilla", "rotary", "lstm"))
     assert no.seconds == [None] * 3
-    assert all("width=17" in why for why in no.failed.values())
+    assert all("width=17" in reason for reason in no.failed.values())
     assert (no.slope, no.by_count) == (None, None)
     assert some.seconds[0] is not None
     assert some.failed == {16: "out of memory", 32: "out of memory"}
@@ -229,24 +242,26 @@ def test_what_fails_is_shown_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatc
     assert all_.failed == {}
 
 
-def test_learned_places_have_room_for_the_text() -> None:
-    """A family that learns positions refuses more than it knows; the model is built for every length anew."""
-    with pytest.raises(ConfigError):
-        build("sparse", {**SHAPE, "segment": 8}).losses(torch.zeros(1, 9, dtype=torch.int64), torch.zeros(1, 9).long())
-    (growth,) = families.measure(TINY, CPU, torch.float32, (24,), ("sparse",))
+def test_learned_positions_cover_the_text() -> None:
+    """A family with learned positions refuses longer texts; the benchmark builds a model per length."""
+    for values, length in (({"max_distance": 7}, 9), ({}, 129)):
+        tokens = torch.zeros(1, length, dtype=torch.int64)
+        with pytest.raises(ConfigError, match=str(length)):
+            build("sparse", SHAPE | values | {"segment": length}).losses(tokens, tokens)
+    (growth,) = families.measure(TINY, CPU, torch.float32, (24, 129), ("sparse",))
     assert growth.failed == {}
 
 
-def test_slope_by_hand() -> None:
+def test_slope() -> None:
     assert slope([1, 2, 4, 8], [7 * n**1.5 for n in (1, 2, 4, 8)]) == pytest.approx(1.5)
-    assert slope([1, 2, 4, 8], [9.0, 4.0, 8.0, 16.0]) == pytest.approx(1.0)  # the longest three alone
+    assert slope([1, 2, 4, 8], [9.0, 4.0, 8.0, 16.0]) == pytest.approx(1.0)  # only the longest three
     assert slope([1, 2, 4, 8], [2.0, 8.0, None, None]) == pytest.approx(2.0)
-    assert slope([2, 4, 8], [1.0, 4.0, 4.0]) == pytest.approx(1.0)  # least squares: half way between 2 and 0
+    assert slope([2, 4, 8], [1.0, 4.0, 4.0]) == pytest.approx(1.0)  # least squares: between 2 and 0
     assert slope([1, 2], [None, 3.0]) is None
 
 
-def test_saved_tensors_by_hand() -> None:
-    """exp keeps its result, sin its argument, which is the same; the product keeps the sine. Weights do not count."""
+def test_saved_tensors() -> None:
+    """exp saves its result and sin its argument, which are the same; the product saves the sine. Weights do not."""
     x, weight = torch.randn(1000, requires_grad=True), torch.randn(1000, requires_grad=True)
 
     def once() -> None:
@@ -254,9 +269,9 @@ def test_saved_tensors_by_hand() -> None:
         (sine * sine).sum().backward()
 
     assert peak_bytes(once, CPU, []) == 8000
-    assert peak_bytes(lambda: (once(), once()), CPU, []) == 8000  # let go before the second begins
+    assert peak_bytes(lambda: (once(), once()), CPU, []) == 8000  # released before the second pass
     assert peak_bytes(lambda: (x * weight).sum().backward(), CPU, [weight]) == 4000
-    saved = Saved()
+    saved = SavedTensors()
     with torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
         kept = x.exp()
         assert saved.now == 4000

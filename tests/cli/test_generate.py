@@ -1,3 +1,5 @@
+"""`longspan generate`: prompts, seeds, saved states, and what it refuses."""
+
 import io
 import os
 import resource
@@ -14,7 +16,7 @@ from longspan.checkpoints.model_folder import load_model, save_model
 from .conftest import Cli
 
 
-def test_same_seed_same_text(cli: Cli, model: Path) -> None:
+def test_the_seed_determines_the_text(cli: Cli, model: Path) -> None:
     a, b = (cli("generate", model, "-p", "It was", "-n", 30, "--seed", 3) for _ in range(2))
     c = cli("generate", model, "-p", "It was", "-n", 30, "--seed", 4)
     assert a.code == 0
@@ -23,8 +25,10 @@ def test_same_seed_same_text(cli: Cli, model: Path) -> None:
     assert longspan.load(model).generate("It was", 30, seed=3) == a.out.removeprefix("It was").removesuffix("\n")
 
 
-def test_prompts_from_anywhere(cli: Cli, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Longer than the memory; from a file, from standard input, from the command line."""
+def test_a_prompt_from_a_file_standard_input_or_an_option(
+    cli: Cli, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompt is longer than the memory."""
     from_file = cli("generate", model, "--prompt-file", text, "-n", 20, "--temp", 0)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.read_bytes())))
     from_stdin = cli("generate", model, "-", "-n", 20, "--temp", 0)
@@ -33,8 +37,8 @@ def test_prompts_from_anywhere(cli: Cli, model: Path, text: Path, monkeypatch: p
     assert cli("generate", model, "-n", 5).code == 0
 
 
-def test_a_prompt_that_never_ends_is_refused(cli: Cli, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same limit for a device, a file and standard input; a pipe that ends is read."""
+def test_a_prompt_beyond_the_limit_is_refused(cli: Cli, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same limit for an endless device, a file and standard input; a pipe that ends is read."""
     limit = resource.getrlimit(resource.RLIMIT_AS)
     monkeypatch.setattr("longspan.cli.generate.PROMPT_BYTES", 100)
     try:
@@ -61,27 +65,17 @@ def _address_space() -> int:
 
 
 @pytest.mark.parametrize("family", ["transformer-xl", "vanilla"])
-def test_a_saved_state_goes_on(cli: Cli, family: str) -> None:
-    cli(
-        "init",
-        "--family",
-        family,
-        "--set",
-        "model.layers=1",
-        "--set",
-        "model.width=32",
-        "--set",
-        "model.segment=8",
-        "g",
-    )
-    whole = cli("generate", "g", "-p", "abc", "-n", 40, "--temp", 0).out
+def test_a_saved_state_continues(cli: Cli, family: str) -> None:
+    sets = ["--set", "model.layers=1", "--set", "model.width=32", "--set", "reading.segment=8"]
+    assert cli("init", "--family", family, *sets, "g").code == 0
+    uncut = cli("generate", "g", "-p", "abc", "-n", 40, "--temp", 0).out
     first = cli("generate", "g", "-p", "abc", "-n", 25, "--temp", 0, "--save-state", "s.state").out
     second = cli("generate", "g", "-n", 15, "--temp", 0, "--load-state", "s.state").out
     model = longspan.load("g")
-    assert model.generate("abc", 40, temperature=0.0) == whole.removeprefix("abc").removesuffix("\n")
+    assert model.generate("abc", 40, temperature=0.0) == uncut.removeprefix("abc").removesuffix("\n")
     assert len(first) >= 28
-    # Bytes that make no UTF-8 are shown as replacement characters, so the pieces are compared by their length.
-    assert len(whole) >= len(second)
+    # Invalid UTF-8 is shown as replacement characters, so the parts are compared by their length.
+    assert len(uncut) >= len(second)
 
 
 def test_a_state_is_refused_by_another_model(cli: Cli, model: Path) -> None:
@@ -93,20 +87,20 @@ def test_a_state_is_refused_by_another_model(cli: Cli, model: Path) -> None:
     cli("generate", model, "-n", 5, "--load-state", "none.state").refused("none.state")
 
 
-def test_wrong_use_is_one_sentence(cli: Cli, model: Path, text: Path) -> None:
-    cli("generate", model, "--temp", -1).refused("--temp")
+def test_errors_are_one_line_and_name_the_value(cli: Cli, model: Path, text: Path) -> None:
+    cli("generate", model, "--temp", -1).refused("temperature=-1")
     cli("generate", model, "--temp", "hot").refused("--temp")
-    cli("generate", model, "--top-p", 0).refused("--top-p")
-    cli("generate", model, "--min-p", 2).refused("--min-p")
-    cli("generate", model, "--top-k", -1).refused("--top-k")
-    cli("generate", model, "-n", -1).refused("-n")
-    cli("generate", model, "-p", "a", "--prompt-file", text).refused("twice")
+    cli("generate", model, "--top-p", 0).refused("top_p=0")
+    cli("generate", model, "--min-p", 2).refused("min_p=2")
+    cli("generate", model, "--top-k", -1).refused("top_k=-1")
+    cli("generate", model, "-n", -1).refused("-n -1")
+    cli("generate", model, "-p", "a", "--prompt-file", text).refused("-p", "--prompt-file")
     cli("generate", model, "--prompt-file", "none.txt").refused("none.txt")
     cli("generate", model, "words").refused("words")
     cli("generate", "nowhere", "-p", "a").refused("nowhere")
 
 
-def test_characters_a_model_does_not_know(cli: Cli) -> None:
+def test_characters_outside_the_vocabulary_are_refused(cli: Cli) -> None:
     cli("init", "--tokens", "characters", "--set", "model.vocabulary=128", "--set", "model.layers=1", "ascii")
     assert cli("generate", "ascii", "-p", "plain", "-n", 5).code == 0
     cli("generate", "ascii", "-p", "naïve", "-n", 5).refused("ï")
@@ -115,8 +109,8 @@ def test_characters_a_model_does_not_know(cli: Cli) -> None:
 
 
 @pytest.mark.slow
-def test_streams_that_are_closed_or_narrow(model: Path) -> None:
-    """As a shell would: standard output closed, standard input closed, a terminal of ASCII, a reader that leaves."""
+def test_closed_and_ascii_standard_streams(model: Path) -> None:
+    """In a shell: standard output closed, standard input closed, ASCII output, a reader that exits early."""
     program = f"{sys.executable} -m longspan.cli.main"
     for line, code in [
         (f"{program} info {model} >&-", 0),
@@ -131,14 +125,14 @@ def test_streams_that_are_closed_or_narrow(model: Path) -> None:
     assert Path("piped.state").is_file()
 
 
-def test_a_state_keeps_the_draws_and_the_bytes_held_back(cli: Cli, model: Path) -> None:
-    """In two pieces what is written in one: same draws, and a character cut in half is not lost."""
-    whole = cli("generate", model, "-p", "é", "-n", 60, "--seed", 5).out
+def test_a_state_keeps_the_generator_and_incomplete_characters(cli: Cli, model: Path) -> None:
+    """Two calls give the text of one: same random numbers, and a character cut in half is not lost."""
+    uncut = cli("generate", model, "-p", "é", "-n", 60, "--seed", 5).out
     first = cli("generate", model, "-p", "é", "-n", 23, "--seed", 5, "--save-state", "s.state").out
     second = cli("generate", model, "-n", 37, "--load-state", "s.state").out
-    assert first.removesuffix("\n") + second == whole
-    anew = cli("generate", model, "-n", 37, "--load-state", "s.state", "--seed", 6).out
-    assert anew != second
+    assert first.removesuffix("\n") + second == uncut
+    reseeded = cli("generate", model, "-n", 37, "--load-state", "s.state", "--seed", 6).out
+    assert reseeded != second
 
 
 def test_a_prompt_that_ends_in_half_a_character(cli: Cli, model: Path) -> None:
@@ -147,7 +141,7 @@ def test_a_prompt_that_ends_in_half_a_character(cli: Cli, model: Path) -> None:
     assert out in ("x\n", "x\ufffd\n")
 
 
-def test_words_are_kept_apart(cli: Cli) -> None:
+def test_words_are_separated(cli: Cli) -> None:
     Path("vocab.txt").write_text("<eos>\nthe\na\ncat\n<unk>\n")
     small = ["--set", "model.vocabulary=5", "--set", "model.layers=1", "--set", "model.width=16"]
     assert cli("init", "--tokens", "vocab.txt", *small, "w").code == 0
@@ -160,15 +154,15 @@ def test_the_smallest_temperatures(cli: Cli, model: Path, temperature: str) -> N
     assert cli("generate", model, "-p", "a", "-n", 5, "--temp", temperature).out == greedy.out
 
 
-def test_an_empty_window_can_be_saved(cli: Cli) -> None:
+def test_a_window_of_no_tokens_can_be_saved(cli: Cli) -> None:
     cli("init", "--family", "vanilla", "--set", "model.layers=1", "--set", "model.width=16", "v")
     assert cli("generate", "v", "-p", "a", "-n", 0, "--save-state", "v.state").code == 0
     assert cli("generate", "v", "-n", 2, "--load-state", "v.state").code == 0
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_weights_that_are_not_finite(cli: Cli, model: Path, temperature: float) -> None:
-    """One sentence, and a state that was saved before is not replaced by one that is damaged."""
+def test_non_finite_weights_are_refused(cli: Cli, model: Path, temperature: float) -> None:
+    """A state that was saved before is not replaced by a damaged one."""
     cli("generate", model, "-p", "a", "-n", 3, "--save-state", "s.state")
     before = Path("s.state").read_bytes()
     loaded = load_model(model)

@@ -1,4 +1,4 @@
-"""`init`, `info`, `families`, `import`, help; and the list of keys, frozen."""
+"""`init`, `info`, `families`, `import` and help; the frozen list of keys."""
 
 import json
 import os
@@ -13,9 +13,10 @@ from safetensors.torch import load_file, save_file
 
 import longspan
 from longspan.cli import main
-from longspan.cli.keys import MODEL_KEYS
+from longspan.cli.keys import MODEL_KEYS, READING_KEYS
 from longspan.config import keys
-from longspan.models.families import FAMILIES
+from longspan.models.families import BUILT_IN, family
+from longspan.reading import Reading
 
 from .conftest import Cli
 
@@ -23,104 +24,112 @@ FIXTURES = Path(__file__).parents[1] / "parity" / "fixtures"
 
 
 def test_the_keys_are_those_of_the_families_and_help_lists_them(cli: Cli) -> None:
-    known = {key for family in FAMILIES.values() for key in keys(family.Config)}
+    known = {key for name in BUILT_IN for key in keys(family(name).Config)}
     assert set(MODEL_KEYS) == known
+    assert set(READING_KEYS) == set(keys(Reading)) == {key for name in BUILT_IN for key in family(name).settings}
     shown = cli("init", "--help").out
     assert all(f"model.{key}" in shown for key in known)
+    assert all(f"reading.{key}" in shown for key in READING_KEYS)
 
 
 def test_the_list_of_keys_is_frozen() -> None:
-    """A key is a promise: adding one is a decision, and this line is where it is taken."""
-    promised = """
-        activation ar attention_dropout biases block buckets causal chunk clamp compressed compression convolution copy
-        copy_width cutoffs dilation div_val dropout embedding_dropout embedding_width factorised final_norm
-        global_blocks global_tokens head_width heads hidden_dropout inner input_dropout layer_losses layers max_distance
-        memory norm norm_type output_dropout pattern pieces ponder position projection_dropout qk_norm ramp
-        random_blocks rate rounds same_length segment shared_biases span span_penalty steps stride summary tar targets
-        threshold tie_embedding tie_projections vocabulary weight_dropout width window window_blocks zoneout
+    """Files and recipes depend on the keys, so a new key must be added here too."""
+    frozen = """
+        activation ar attention_dropout biases block buckets causal chunk compressed compression convolution cutoffs
+        dilation div_val dropout embedding_dropout embedding_width factorised final_norm global_blocks global_tokens
+        head_width heads hidden_dropout inner input_dropout layer_losses layers max_distance norm norm_type
+        output_dropout pattern pieces pointer_width ponder position projection_dropout qk_norm ramp random_blocks rate
+        rounds shared_biases span span_penalty steps stride summary tar targets threshold tie_embedding tie_projections
+        vocabulary weight_dropout width window window_blocks zoneout
     """
-    assert sorted(MODEL_KEYS) == promised.split()
+    assert sorted(MODEL_KEYS) == frozen.split()
+    assert sorted(READING_KEYS) == ["clamp", "memory", "pointer", "same_length", "segment", "temperature"]
 
 
 def test_info_counts(cli: Cli, model: Path) -> None:
     facts = cli("info", model, "--json").json
     assert facts["parameters"] == sum(facts["parts"].values())
-    assert facts["state_bytes_per_row"] == 2 * 2 * 40 * 32 * 4
+    assert facts["state_bytes_per_row"] == 2 * 2 * 40 * 32 * 4 + 8  # keys and values in two layers, and the length
     assert facts["reach"] == 2 * 40 + 15 + 8  # hops end at positions 24 and 8 of their segments: 55 + 48
-    assert facts["config"]["memory"] == 40
+    assert facts["reading"]["memory"] == 40
     assert facts["has_memory"] is True
     assert cli("info", model).code == 0
 
 
-def test_info_of_a_reach_without_bound(cli: Cli) -> None:
-    """Not the largest number of this machine: null, and in words."""
+def test_info_of_an_unbounded_reach(cli: Cli) -> None:
+    """It is null in JSON, not `sys.maxsize`."""
     assert cli("init", "--family", "lstm", "--set", "model.width=16", "m").code == 0
     assert cli("info", "m", "--json").json["reach"] is None
-    assert "reach                no bound\n" in cli("info", "m").out
+    assert "reach                unbounded\n" in cli("info", "m").out
 
 
-def test_families_lists_them(cli: Cli) -> None:
-    assert set(cli("families", "--json").json["families"]) == set(FAMILIES)
+def test_families_are_listed(cli: Cli) -> None:
+    assert set(cli("families", "--json").json["families"]) == set(BUILT_IN)
     assert "transformer-xl" in cli("families").out
 
 
 @pytest.mark.parametrize("verb", ["families", "data list", "data get stdlib"])
 @pytest.mark.parametrize("flag", ["--device", "--dtype", "--threads"])
-def test_verbs_that_compute_nothing_take_no_device(cli: Cli, verb: str, flag: str) -> None:
+def test_commands_that_compute_nothing_have_no_device_options(cli: Cli, verb: str, flag: str) -> None:
     cli(*verb.split(), flag, "1").refused(flag)
 
 
-def test_families_and_info_say_who_has_a_memory(cli: Cli) -> None:
-    said = cli("families", "--json").json["memory"]
-    assert set(said) == set(FAMILIES)
-    assert (said["vanilla"], said["lstm"]) == ("no memory", "memory")
-    assert (said["transformer-xl"], said["rotary"]) == ("model.memory, 128 unless set", "model.memory, 0 unless set")
+def test_families_and_info_show_which_models_have_a_memory(cli: Cli) -> None:
+    shown = cli("families", "--json").json["memory"]
+    assert set(shown) == set(BUILT_IN)
+    assert (shown["vanilla"], shown["lstm"]) == ("no memory", "memory")
+    assert (shown["transformer-xl"], shown["rotary"]) == ("memory, default 128", "memory, default 0")
     assert "no memory " in next(line for line in cli("families").out.splitlines() if line.startswith("vanilla"))
-    for name, word in said.items():
-        if word.endswith("memory"):
+    for name, memory in shown.items():
+        if memory.endswith("memory"):
             assert cli("init", "--family", name, "--set", "model.layers=1", "--set", "model.width=32", name).code == 0
-            assert cli("info", name, "--json").json["has_memory"] is (word == "memory")
-    assert cli("init", "--set", "model.memory=0", "--set", "model.layers=1", "none").code == 0
+            assert cli("info", name, "--json").json["has_memory"] is (memory == "memory")
+    assert cli("init", "--set", "reading.memory=0", "--set", "model.layers=1", "none").code == 0
     assert cli("info", "none", "--json").json["has_memory"] is False
 
 
 def test_a_model_folder_and_its_card(cli: Cli, model: Path) -> None:
     assert {p.name for p in model.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json", "README.md"}
-    assert json.loads((model / "config.json").read_text())["format"] == 1
+    assert json.loads((model / "config.json").read_text())["format"] == 2
     cli("init", "m").refused("m")
 
 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--family", "transformerxl", "x"], ["did you mean 'transformer-xl'"]),
-        (["--set", "model.memroy=3", "x"], ["did you mean 'model.memory'"]),
-        (["--set", "memory=3", "x"], ["model.memory"]),
-        (["--set", "model.memory", "x"], ["key=value"]),
-        (["--set", "model.layers=two", "x"], ["model.layers", "whole number"]),
+        (["--family", "transformerxl", "x"], ["'transformerxl'", "'transformer-xl'"]),
+        (["--set", "model.wdith=3", "x"], ["'model.wdith'", "'model.width'"]),
+        (["--set", "reading.memroy=3", "x"], ["'memroy'", "'memory'"]),
+        (["--set", "memory=3", "x"], ["'memory'", "'reading.memory'"]),
+        (["--set", "model.memory=3", "x"], ["model.memory=3", "--set reading.memory=3"]),
+        (["--set", "reading.memory=-3", "x"], ["memory=-3"]),
+        (["--set", "reading.memory=long", "x"], ["reading.memory", "long"]),
+        (["--set", "model.memory", "x"], ["'model.memory'", "key=value"]),
+        (["--set", "model.layers=two", "x"], ["model.layers", "two"]),
         (["--set", "model.width=17", "--set", "model.heads=2", "x"], ["17", "16 or 18"]),
-        (["--set", "model.norm=middle", "x"], ["model.norm"]),
-        (["--family", "vanilla", "--set", "model.memory=3", "x"], ["model.memory"]),
+        (["--set", "model.norm=middle", "x"], ["model.norm", "'middle'"]),
+        (["--family", "vanilla", "--set", "reading.memory=3", "x"], ["'memory'", "vanilla"]),
         (["--tokens", "none.txt", "x"], ["none.txt"]),
-        (["--set", "model=3", "x"], ["--set model.memory=640"]),
-        (["--set", "model.width=1000000", "x"], ["make it smaller"]),
-        (["--set", "model.width=99999999999999999999", "x"], ["model.width"]),
-        (["--set", "model.layers=2147483648", "x"], ["model.layers"]),
-        (["--set", "model.vocabulary=2147483648", "x"], ["model.vocabulary"]),
-        (["--threads", "-1", "x"], ["--threads"]),
+        (["--set", "model=3", "x"], ["model=3", "--set model.layers=6"]),
+        (["--set", "reading=3", "x"], ["reading=3", "--set reading.memory=640"]),
+        (["--set", "model.width=1000000", "x"], ["GiB", "smaller"]),
+        (["--set", "model.width=99999999999999999999", "x"], ["model.width=99999999999999999999"]),
+        (["--set", "model.layers=2147483648", "x"], ["model.layers=2147483648"]),
+        (["--set", "model.vocabulary=2147483648", "x"], ["model.vocabulary=2147483648"]),
+        (["--threads", "-1", "x"], ["--threads -1"]),
         (["--device", "cuda:7", "x"], ["cuda:7"]),
         (["--dtype", "float8", "x"], ["float8"]),
         ([], ["OUT"]),
     ],
 )
-def test_wrong_use_is_one_sentence_and_leaves_nothing(cli: Cli, args: list[str], words: list[str]) -> None:
+def test_wrong_use_is_one_line_and_creates_nothing(cli: Cli, args: list[str], words: list[str]) -> None:
     cli("init", *args).refused(*words)
     assert not Path("x").exists()
 
 
 @pytest.mark.parametrize("name", ["plain", "same_length", "adaptive_div4", "pickled", "pickled_legacy"])
-def test_import_and_score_as_the_package_does(cli: Cli, name: str) -> None:
-    """Through the command line: a text of the fixture's tokens, in the segments it was made with."""
+def test_an_imported_model_has_the_losses_of_transformers(cli: Cli, name: str) -> None:
+    """`eval` on a text of the fixture's tokens, with its segment."""
     same_as = {"pickled": "adaptive_div4", "pickled_legacy": "tied"}.get(name, name)
     expected = load_file(FIXTURES / same_as / "expected.safetensors")
     count = json.loads((FIXTURES / name / "config.json").read_text())["vocab_size"]
@@ -171,8 +180,8 @@ def test_import_of_the_authors_state_dict_and_a_vocabulary(cli: Cli) -> None:
     assert not Path("b").exists()
 
 
-def test_only_a_reader_that_left_is_nothing_to_speak_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A helper process that is gone breaks a pipe as `| head` does, and must not end a run in silence."""
+def test_a_broken_pipe_is_ignored_only_if_it_is_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dead helper process also breaks a pipe, which must not end a run without an error, as `| head` does."""
 
     def broken(_: list[str]) -> int:
         raise BrokenPipeError(32, "Broken pipe")
@@ -188,13 +197,13 @@ def test_only_a_reader_that_left_is_nothing_to_speak_of(monkeypatch: pytest.Monk
         print("to nobody", file=out, flush=True)
 
 
-def test_help_answers_within_a_second() -> None:
-    """In seconds of processor time, best of three: the machine may be busy, the imports may not."""
+def test_help_takes_less_than_a_second() -> None:
+    """Of CPU time, the best of three, because the machine may be busy."""
     seconds = []
     for _ in range(3):
-        began = spent_by_children()
+        before = cpu_seconds_of_children()
         done = subprocess.run([sys.executable, "-m", "longspan.cli.main", "--help"], capture_output=True, check=True)
-        seconds.append(spent_by_children() - began)
+        seconds.append(cpu_seconds_of_children() - before)
         assert done.returncode == 0
     assert min(seconds) < 1
     program = "import longspan.cli.main, sys; assert 'torch' not in sys.modules"
@@ -202,13 +211,13 @@ def test_help_answers_within_a_second() -> None:
 
 
 @pytest.mark.parametrize("line", ["info", "recipes", "generate -p a -n 3"])
-def test_a_question_does_not_wait_for_a_compiler(line: str) -> None:
-    """torch's takes as long to load as torch itself, and nothing is compiled here."""
+def test_short_commands_do_not_import_the_compiler(line: str) -> None:
+    """torch._dynamo takes as long to import as torch itself."""
     program = f"import sys\nfrom longspan.cli.main import run\nassert run({line.split()}) == 0\n"
     program += "assert 'torch' in sys.modules and 'torch._dynamo' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
 
 
-def spent_by_children() -> float:
-    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return spent.ru_utime + spent.ru_stime
+def cpu_seconds_of_children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime

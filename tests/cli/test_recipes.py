@@ -1,40 +1,55 @@
-"""`longspan recipes`: every recipe, with figures that stand in its file."""
+"""`longspan recipes`: every recipe, with the results of its file."""
 
 from pathlib import Path
 
-from longspan.cli.recipes import COLUMNS, facts, shown
+from longspan.experiments.recipe_table import COLUMNS, cell, recipe_rows
 from longspan.training.recipe import load_recipe, recipe_names
 
 from .conftest import Cli
 
-README = Path(__file__).parents[2] / "README.md"
+RESULTS = Path(__file__).parents[2] / "docs" / "results.md"
 
 
-def test_every_recipe_is_listed_with_what_its_file_says(cli: Cli) -> None:
+def test_every_recipe_is_listed_with_the_results_of_its_file(cli: Cli) -> None:
     rows = {row["recipe"]: row for row in cli("recipes", "--json").json["recipes"]}
     assert set(rows) == set(recipe_names())
     base = rows["enwik8-base"]
     assert (base["family"], base["parameters"], base["data"]) == ("transformer-xl", 41_055_436, "enwik8-authors")
     assert base["published"] == "1.06 bits per character"
     for name, row in rows.items():
-        recipe = load_recipe(name)
-        assert (row["seconds"], row["device"]) == (recipe.reached.seconds, recipe.reached.device)
-        assert (row["ours"] is None) == (row["on"] is None) == (recipe.reached.score is None)
-        if recipe.reached.score is not None:
-            assert row["ours"].startswith(f"{recipe.reached.score:g} ")
+        result = load_recipe(name).result
+        assert (row["with"], row["seconds"], row["device"]) == (result.uses, result.seconds, result.device)
+        assert (row["ours"] is None) == (row["on"] is None) == (result.score is None)
+        if result.score is not None:
+            assert float(row["ours"].split()[0]) == result.score
 
 
-def test_people_get_a_table(cli: Cli) -> None:
+def test_scores_have_the_digits_of_the_recipe(cli: Cli) -> None:
+    published = {row["recipe"]: row["published"] for row in cli("recipes", "--json").json["recipes"]}
+    assert published["enwik8-longformer"] == "1.00 bits per character"
+    assert published["wt103-base"] == "24.0 perplexity"
+
+
+def test_a_result_says_what_a_published_one_does_not_use(cli: Cli) -> None:
+    rows = {row["recipe"]: row for row in cli("recipes", "--json").json["recipes"]}
+    assert rows["ptb-longspan-xl"]["with"] == "pointer, temperature 1.06"
+    assert "temperature 1.1" in rows["enwik8-12l-sprint"]["with"]
+    assert rows["enwik8-authors-sprint"]["with"] is None
+    for name, row in rows.items():
+        if row["ours"] is not None:
+            assert ("pointer" in (row["with"] or "")) == bool(load_recipe(name).evaluation_reading().pointer)
+
+
+def test_the_default_output_is_a_table(cli: Cli) -> None:
     lines = cli("recipes").out.splitlines()
     assert lines[0].split()[:3] == ["recipe", "family", "parameters"]
     assert len(lines) == 1 + len(recipe_names())
-    reached = f"{load_recipe('demo').reached.score:g} bits per byte"
-    assert any(line.startswith("demo ") and reached in line for line in lines)
+    result = f"{load_recipe('demo').result.score:g} bits per byte"
+    assert any(line.startswith("demo ") and result in line for line in lines)
 
 
-def test_the_readme_shows_what_has_been_reached() -> None:
-    rows = [facts(load_recipe(name)) for name in recipe_names()]
-    reached = [f"| {' | '.join(shown(row[column]) for column in COLUMNS)} |" for row in rows if row["ours"]]
-    lines = README.read_text().splitlines()
+def test_the_results_page_shows_every_result() -> None:
+    results = [f"| {' | '.join(cell(row[column]) for column in COLUMNS)} |" for row in recipe_rows() if row["ours"]]
+    lines = RESULTS.read_text().splitlines()
     begin = lines.index(f"| {' | '.join(COLUMNS)} |")
-    assert lines[begin + 2 : begin + 3 + len(reached)] == [*reached, ""]
+    assert lines[begin + 2 : begin + 3 + len(results)] == [*results, ""]

@@ -1,4 +1,4 @@
-"""`longspan report`: from a run that was trained here to one file."""
+"""`longspan report`: one HTML file about a run."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from .conftest import Cli
 
 @pytest.fixture
 def run(cli: Cli, model: Path, text: Path) -> Path:
-    """A model in the folder of a run that has not written metrics yet."""
+    """A model in the folder of a run without metrics."""
     folder = Path("run")
     folder.mkdir()
     model.rename(folder / "best")
@@ -31,7 +31,7 @@ def test_wrong_use_is_one_sentence(cli: Cli, run: Path, text: Path) -> None:
     cli("report", "--out", "r.html").refused("RUN")
     cli("report", run).refused("--out")
     cli("report", "nowhere", "--out", "r.html").refused("nowhere", "recipe.toml")
-    cli("report", run, "--out", "no/where.html").refused("no")
-    cli("report", run, "--out", run).refused("run")
-    cli("report", run, "./run", "--out", "r.html").refused("twice")
+    cli("report", run, "--out", "no/where.html").refused("--out no/where.html")
+    cli("report", run, "--out", run).refused("--out run")
+    cli("report", run, "./run", "--out", "r.html").refused("run", "twice")
     assert not Path("r.html").exists()

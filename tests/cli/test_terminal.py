@@ -1,4 +1,4 @@
-"""Control characters of models, prompts and file names do not reach a terminal."""
+"""Control characters from models, prompts and file names are escaped on a terminal."""
 
 import os
 import pty
@@ -16,14 +16,14 @@ from longspan.terminal import guarded_streams, visible
 from .conftest import Cli
 
 HOSTILE = "a\x1b]0;title\x07b\x7f\x9b31mc\u202ed\re\n\tf é 猫 \u200b"
-SHOWN = "a\\x1b]0;title\\x07b\\x7f\\x9b31mc\\u202ed\\re\n\tf é 猫 \\u200b"
+ESCAPED = "a\\x1b]0;title\\x07b\\x7f\\x9b31mc\\u202ed\\re\n\tf é 猫 \\u200b"
 
 OnTerminal = Callable[..., tuple[int, str, str]]
 
 
 @contextmanager
 def terminal(monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[Callable[[], str]]:
-    """A pseudo-terminal as `sys.stdout` or `sys.stderr`, and a function that reads what was written to it."""
+    """A pseudo-terminal as `sys.stdout` or `sys.stderr`. Yields a function that returns what was written."""
     master, slave = pty.openpty()
     with open(slave, "w", encoding="utf-8") as stream:  # noqa: PTH123 (a descriptor)
         monkeypatch.setattr(sys, name, stream)
@@ -52,35 +52,35 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> OnTerminal:
     return call
 
 
-def test_generate_shows_control_characters_on_a_terminal(cli: Cli, model: Path, on_terminal: OnTerminal) -> None:
+def test_generate_escapes_control_characters_of_the_prompt(cli: Cli, model: Path, on_terminal: OnTerminal) -> None:
     code, out, _ = on_terminal("generate", model, "-p", HOSTILE, "-n", 0)
     assert code == 0
-    assert out == SHOWN + "\n"
+    assert out == ESCAPED + "\n"
 
 
-def test_what_a_model_writes_is_shown_too(cli: Cli, model: Path, on_terminal: OnTerminal) -> None:
+def test_generate_escapes_control_characters_of_the_model(cli: Cli, model: Path, on_terminal: OnTerminal) -> None:
     _, out, _ = on_terminal("generate", model, "-p", "a", "-n", 200, "--seed", 3)
     assert "\\x" in out
     assert out == visible(out)
 
 
-def test_raw_writes_them_as_they_are(cli: Cli, model: Path, on_terminal: OnTerminal) -> None:
+def test_raw_output_is_not_escaped(cli: Cli, model: Path, on_terminal: OnTerminal) -> None:
     assert on_terminal("generate", model, "-p", HOSTILE, "-n", 0, "--raw")[1] == HOSTILE + "\n"
 
 
-def test_a_pipe_gets_them_as_they_are(cli: Cli, model: Path) -> None:
+def test_output_to_a_pipe_is_not_escaped(cli: Cli, model: Path) -> None:
     assert cli("generate", model, "-p", HOSTILE.replace("\r", ""), "-n", 0).out == HOSTILE.replace("\r", "") + "\n"
 
 
-def test_errors_show_control_characters(cli: Cli, on_terminal: OnTerminal) -> None:
+def test_errors_are_escaped(cli: Cli, on_terminal: OnTerminal) -> None:
     code, _, err = on_terminal("info", "no\x1b[2Jwhere")
     assert code == 2
     assert "no\\x1b[2Jwhere" in err
     assert "\x1b" not in err
 
 
-def test_tables_show_control_characters(cli: Cli, on_terminal: OnTerminal, tmp_path: Path) -> None:
-    """Names in a loss table come from a file somebody else may have made."""
+def test_tables_are_escaped(cli: Cli, on_terminal: OnTerminal, tmp_path: Path) -> None:
+    """The names in a loss table may come from an untrusted file."""
     np.savez(tmp_path / "t.npz", names=np.array(["m\x1b[2J"]), contexts=np.array([1, 2]), losses=np.ones((1, 2, 9)))
     code, out, _ = on_terminal("recl", "--losses", tmp_path / "t.npz")
     assert code == 0
@@ -88,9 +88,8 @@ def test_tables_show_control_characters(cli: Cli, on_terminal: OnTerminal, tmp_p
     assert "\x1b" not in out
 
 
-def test_bars_still_draw(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A progress bar moves the cursor; what is said beside it does not."""
-    from longspan.cli.main import _tell
+def test_progress_bars_are_drawn_and_errors_beside_them_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A progress bar needs control characters to move the cursor."""
     from longspan.cli.progress import progress
 
     monkeypatch.setenv("TERM", "xterm")
@@ -98,14 +97,14 @@ def test_bars_still_draw(monkeypatch: pytest.MonkeyPatch) -> None:
         with progress("reading") as watch:
             assert watch is not None
             watch(1, 2)
-            _tell("warning: a\x1b[2Jb")
+            run(["info", "a\x1b[2Jb"])
         drawn = read()
     assert "\x1b[" in drawn
     assert "\\x1b[" not in drawn.replace("a\\x1b[2Jb", "")
     assert "a\\x1b[2Jb" in drawn
 
 
-def test_streams_are_as_before_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     with terminal(monkeypatch, "stdout"):
         before = sys.stdout, sys.stderr
         run(["--version"])
@@ -113,12 +112,12 @@ def test_streams_are_as_before_afterwards(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("text", ["plain", "naïve 猫 👩‍👩‍👧", "می‌خواهم", "two\nlines\tand a tab", ""])
-def test_ordinary_text_is_left_alone(text: str) -> None:
+def test_ordinary_text_is_not_escaped(text: str) -> None:
     assert visible(text) == text
 
 
 @pytest.mark.parametrize("code", [*range(9), *range(11, 32), *range(0x7F, 0xA0), 0xAD, 0x200B, 0x2028, 0x2066, 0xE0041])
-def test_nothing_that_is_escaped_is_left(code: int) -> None:
-    shown = visible(f"x{chr(code)}y")
-    assert shown.isprintable()
-    assert shown == visible(shown)
+def test_every_unsafe_character_is_escaped(code: int) -> None:
+    escaped = visible(f"x{chr(code)}y")
+    assert escaped.isprintable()
+    assert escaped == visible(escaped)

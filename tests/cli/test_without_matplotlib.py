@@ -1,4 +1,4 @@
-"""`pip install .` leaves matplotlib out: verbs that draw refuse in one sentence, before they do anything."""
+"""`pip install .` does not include matplotlib: commands that draw are refused in one sentence, before any work."""
 
 import sys
 from pathlib import Path
@@ -23,17 +23,17 @@ def _no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
         "recl model --data text.txt --out figures",
         "recl --losses t.npz --out figures",
         "compare tiny --data text.txt --out group",
-        "pictures model --data text.txt --out figures",
+        "figures model --data text.txt --out figures",
         "demo --out runs --report r.html",
     ],
 )
-def test_verbs_that_draw_refuse_at_once(cli: Cli, tmp_path: Path, line: str) -> None:
-    """None of these runs, models and texts exist: nothing was looked for yet."""
+def test_commands_that_draw_are_refused_at_once(cli: Cli, tmp_path: Path, line: str) -> None:
+    """None of these runs, models and texts exist, so nothing was opened before."""
     cli(*line.split()).refused("matplotlib", '"longspan[plots]"')
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("_no_matplotlib")
-def test_recl_without_figures_needs_none(cli: Cli) -> None:
+def test_recl_without_figures_works(cli: Cli) -> None:
     np.savez("t.npz", names=np.array(["m"]), contexts=np.array([1, 2]), losses=np.ones((1, 2, 9)))
     assert cli("recl", "--losses", "t.npz").code == 0

@@ -1,4 +1,4 @@
-"""The same code on CUDA: what the CPU says in float64, to the precision of the device."""
+"""The contract on CUDA: results equal those of the CPU in float64, within the precision of the device."""
 
 import copy
 import subprocess
@@ -8,26 +8,27 @@ from pathlib import Path
 import pytest
 import torch
 
-from longspan.contract import State
-from longspan.generation.sampling import Sampling
+from longspan.checkpoints.states import restore_state
+from longspan.decoding import open_decoder
+from longspan.decoding.sampling import Sampling
 from longspan.text_model import TextModel
-from longspan.tokens import ByteTokenizer
+from longspan.tokenizers import ByteTokenizer
 
 from .conftest import ALL, CUT_ANYWHERE, WITH_MEMORY, MakeModel, no_dropout, stream
-from .test_admission import KINDS, states_of
 from .test_contract import losses_cut
+from .test_restored_states import KINDS, states_of
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(autouse=True)
-def _whole_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuDNN's recurrences round to TF32 unless told otherwise."""
+def _full_float32_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default, recurrent layers of cuDNN use TF32."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_losses_on_cuda_are_those_of_the_cpu(make: MakeModel, name: str) -> None:
+def test_losses_on_cuda_equal_those_of_the_cpu(make: MakeModel, name: str) -> None:
     model = make(name)
     tokens, targets = stream(2, 32)
     starts = torch.zeros(2, 32, dtype=torch.bool)
@@ -40,18 +41,17 @@ def test_losses_on_cuda_are_those_of_the_cpu(make: MakeModel, name: str) -> None
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_training_step_on_cuda_has_the_gradients_of_the_cpu(make: MakeModel, name: str) -> None:
+def test_gradients_on_cuda_equal_those_of_the_cpu(make: MakeModel, name: str) -> None:
     model = make(name, **no_dropout(name)).train()
     tokens, targets = stream(2, 16)
     _, state = model.losses(tokens[:, :8], targets[:, :8])
-    torch.manual_seed(5)  # what training draws on the CPU, such as rotations, is drawn alike
+    torch.manual_seed(5)  # the same random numbers on the CPU, for example for rotations
     loss, _ = model.training_loss(tokens[:, 8:], targets[:, 8:], state, 0.0)
     loss.backward()
     expected = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     model = model.float().cuda()
-    state = State.from_tensors({k: t.float() if t.is_floating_point() else t for k, t in state.tensors().items()})
-    state = state.to("cuda")
+    state = state.map(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor).to("cuda")
     torch.manual_seed(5)
     loss, _ = model.training_loss(tokens[:, 8:].cuda(), targets[:, 8:].cuda(), state, 0.0)
     loss.backward()
@@ -63,7 +63,7 @@ def test_a_training_step_on_cuda_has_the_gradients_of_the_cpu(make: MakeModel, n
 
 
 @pytest.mark.parametrize("name", WITH_MEMORY)
-def test_bfloat16_stays_near(make: MakeModel, name: str) -> None:
+def test_bfloat16_is_close_to_float64(make: MakeModel, name: str) -> None:
     model = make(name)
     tokens, targets = stream(2, 32)
     expected, _ = losses_cut(model, tokens, targets, [16], model.initial_state(2))
@@ -73,35 +73,38 @@ def test_bfloat16_stays_near(make: MakeModel, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CUT_ANYWHERE)
-def test_a_decoder_steps_on_cuda(make: MakeModel, name: str) -> None:
-    model = make(name, segment=64).float().cuda() if name not in WITH_MEMORY else make(name).float().cuda()
+def test_a_decoder_on_cuda_gives_the_losses_of_the_model(make: MakeModel, name: str) -> None:
+    model = make(name, segment=32).float().cuda() if name not in WITH_MEMORY else make(name).float().cuda()
     tokens, targets = (t.cuda() for t in stream(2, 30))
-    whole, _ = losses_cut(model, tokens, targets, [], model.initial_state(2))
-    decoder = model.decoder(batch=2)
-    decoder.read(tokens[:, :9])
+    uncut, _ = losses_cut(model, tokens, targets, [], model.initial_state(2))
+    decoder = open_decoder(model, batch=2)
+    decoder.prefill(tokens[:, :9])
     for place in range(9, 30):
         loss = -decoder.step(tokens[:, place]).log_softmax(-1).gather(-1, targets[:, place, None])[:, 0]
-        torch.testing.assert_close(loss, whole[:, place], rtol=0, atol=1e-4)
+        torch.testing.assert_close(loss, uncut[:, place], rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", KINDS)
 @torch.no_grad()
-def test_a_state_of_another_device_goes_on(make: MakeModel, name: str) -> None:
+def test_a_stream_continues_on_another_device(make: MakeModel, name: str) -> None:
     """From a CPU in float64 to a GPU, and back."""
     here = make(name)
     there = copy.deepcopy(here).float().cuda()
     tokens, _ = stream(2, 8, seed=2)
     for state in states_of(here):
-        on_gpu = there.admit(state)
-        back = here.admit(on_gpu)
+        on_gpu = restore_state(there, state.tensors(), state.reading)
+        back = restore_state(here, on_gpu.tensors(), on_gpu.reading)
         assert all(tensor.is_cuda for tensor in on_gpu.tensors().values())
-        expected = here.decoder(state).step(tokens[:, 0])
-        for found in (there.decoder(on_gpu).step(tokens[:, 0].cuda()), here.decoder(back).step(tokens[:, 0])):
+        expected = open_decoder(here, state).step(tokens[:, 0])
+        for found in (
+            open_decoder(there, on_gpu).step(tokens[:, 0].cuda()),
+            open_decoder(here, back).step(tokens[:, 0]),
+        ):
             torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-2, atol=1e-2)
 
 
-def test_a_session_of_a_gpu_goes_on_on_a_cpu_and_on_a_gpu(make: MakeModel, tmp_path: Path) -> None:
-    """On the GPU with the numbers it would have drawn; on the CPU with others."""
+def test_a_session_saved_on_a_gpu_continues_on_a_gpu_and_on_a_cpu(make: MakeModel, tmp_path: Path) -> None:
+    """On the GPU with the same random numbers, on the CPU with others."""
     model = make("plain", vocabulary=256).float()
     here, there = (TextModel(copy.deepcopy(model).to(device), ByteTokenizer(), "a" * 64) for device in ("cpu", "cuda"))
     session = there.session("hello", seed=3)
@@ -111,8 +114,8 @@ def test_a_session_of_a_gpu_goes_on_on_a_cpu_and_on_a_gpu(make: MakeModel, tmp_p
     assert len(list(here.session(state=tmp_path / "s").write(20, Sampling()))) == 20
 
 
-def test_a_target_outside_of_the_vocabulary_is_asserted_by_the_device() -> None:
-    """In a process of its own, since its device is of no use afterwards."""
+def test_a_target_outside_the_vocabulary_fails_a_device_assertion() -> None:
+    """In a separate process, because the device cannot be used afterwards."""
     code = (
         "import torch; from longspan.models.families import build; x = torch.zeros(1, 4, dtype=torch.int64).cuda();"
         "build('lstm', {'layers': 1, 'width': 16}).cuda().losses(x, x - 100); torch.cuda.synchronize()"

@@ -1,4 +1,4 @@
-"""Reliability test 10: hostile archives put not a byte outside their folder, and none beyond what is allowed."""
+"""Reliability test 10: hostile archives write nothing outside their folder and never exceed the size limit."""
 
 import bz2
 import gzip
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from longspan.data.archives import kind_of, unpack
+from longspan.data.archives import archive_kind, unpack
 from longspan.errors import DataError
 
 CASES = 1_000 if os.environ.get("LONGSPAN_TORTURE") else 100
@@ -53,7 +53,7 @@ def write_tar(path: Path, members: list[tuple[tarfile.TarInfo, bytes]], generato
 
 
 def hostile_tar(path: Path, generator: random.Random) -> None:
-    """Good members around a bad one: a name, a link followed through, a device, a bomb, a false size, a twin."""
+    """Good members, then a bad one: a name, a link and a file behind it, a device, a bomb, a duplicate."""
     good = [(tar_member(name), b"text") for name in generator.sample(GOOD_NAMES, 2)]
     bad: list[list[tuple[tarfile.TarInfo, bytes]]] = [
         [(tar_member(generator.choice(BAD_NAMES)), b"text")],
@@ -63,9 +63,9 @@ def hostile_tar(path: Path, generator: random.Random) -> None:
         [(tar_member("p", generator.choice([tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE])), b"")],
         [(tar_member("bomb", content=b"0" * (LIMIT + 1)), b"0" * (LIMIT + 1))],
         [(tar_member(f"part{k}", content=b"0" * LIMIT), b"0" * LIMIT) for k in range(2)],
-        [(tar_member("twin"), b"text"), (tar_member("./twin"), b"text")],
-        [(tar_member("twin"), b"text"), (tar_member("twin/below"), b"text")],
-        [(tar_member("twin", tarfile.DIRTYPE), b""), (tar_member("twin"), b"text")],
+        [(tar_member("same"), b"text"), (tar_member("./same"), b"text")],
+        [(tar_member("same"), b"text"), (tar_member("same/below"), b"text")],
+        [(tar_member("same", tarfile.DIRTYPE), b""), (tar_member("same"), b"text")],
     ]
     members = [*good, *generator.choice(bad)]
     write_tar(path, members, generator)
@@ -91,8 +91,8 @@ def hostile_zip(path: Path, generator: random.Random) -> None:
             archive.writestr("./bad", b"two")
 
 
-def lie_about_sizes(path: Path, generator: random.Random) -> None:
-    """A zip whose central directory declares fewer bytes than there are."""
+def zip_with_false_size(path: Path, generator: random.Random) -> None:
+    """A zip whose central directory declares fewer bytes than the member has."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("bomb", b"0" * (8 * LIMIT))
     data = bytearray(path.read_bytes())
@@ -101,22 +101,22 @@ def lie_about_sizes(path: Path, generator: random.Random) -> None:
     path.write_bytes(data)
 
 
-def outside(root: Path, folder: Path) -> dict[Path, bytes]:
+def files_outside(root: Path, folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in root.rglob("*") if path.is_file() and folder not in path.parents}
 
 
-def unpack_and_watch(path: Path, tmp_path: Path) -> list[Path] | DataError:
-    """Unpacks below a folder of its own and holds what must hold, whatever the archive is."""
+def unpack_and_check(path: Path, tmp_path: Path) -> list[Path] | DataError:
+    """Unpack into a new folder and check what must hold for every archive."""
     folder = tmp_path / "deep" / "in" / "folder"
     folder.mkdir(parents=True, exist_ok=True)
-    before = outside(tmp_path, folder)
+    before = files_outside(tmp_path, folder)
     result: list[Path] | DataError
     try:
         result = unpack(path, folder, LIMIT)
     except DataError as error:
         result = error
     assert "\n" not in str(result)
-    assert outside(tmp_path, folder) == before
+    assert files_outside(tmp_path, folder) == before
     inside = list(folder.rglob("*"))
     assert all(entry.is_dir() or (entry.is_file() and not entry.is_symlink()) for entry in inside)
     assert sum(entry.stat().st_size for entry in inside if entry.is_file()) <= LIMIT
@@ -131,23 +131,23 @@ def test_hostile_archives_are_refused(tmp_path: Path) -> None:
         *((name, hostile_tar) for name in TAR_MODES),
         ("a.zip", hostile_zip),
         ("a.zip", hostile_zip),
-        ("a.zip", lie_about_sizes),
+        ("a.zip", zip_with_false_size),
     ]
     for _ in range(CASES):
         name, make = generator.choice(made)
         path = tmp_path / name
         make(path, generator)
-        assert isinstance(unpack_and_watch(path, tmp_path), DataError), name
+        assert isinstance(unpack_and_check(path, tmp_path), DataError), name
         path.unlink()
 
 
-def test_damaged_archives_are_right_or_refused(tmp_path: Path) -> None:
-    """Bytes changed, removed and cut at random, in headers most of all."""
+def test_damaged_archives_are_unpacked_safely_or_refused(tmp_path: Path) -> None:
+    """Bytes are changed and removed at random, mostly in headers, and archives are truncated."""
     generator = random.Random(1)
     for _ in range(CASES):
         name = generator.choice([*TAR_MODES, "a.zip", "a.txt.gz", "a.txt.bz2", "a.txt.xz"])
         path = tmp_path / name
-        good(path, generator)
+        write_good(path, generator)
         data = bytearray(path.read_bytes())
         for _ in range(generator.randrange(1, 4)):
             at = generator.randrange(min(len(data), generator.choice([600, len(data)])))
@@ -162,11 +162,11 @@ def test_damaged_archives_are_right_or_refused(tmp_path: Path) -> None:
             if not data:
                 break
         path.write_bytes(data)
-        unpack_and_watch(path, tmp_path)
+        unpack_and_check(path, tmp_path)
         path.unlink()
 
 
-def good(path: Path, generator: random.Random) -> None:
+def write_good(path: Path, generator: random.Random) -> None:
     content = b"some text\n" * 50
     if path.name in TAR_MODES:
         write_tar(
@@ -186,16 +186,16 @@ def good(path: Path, generator: random.Random) -> None:
 @pytest.mark.parametrize("name", [*TAR_MODES, "a.zip", "a.txt.gz", "a.txt.bz2", "a.txt.xz"])
 def test_good_archives_unpack(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
-    good(path, random.Random(0))
+    write_good(path, random.Random(0))
     folder = tmp_path / "out"
     folder.mkdir()
     files = unpack(path, folder)
     assert {file.read_bytes() for file in files} == {b"some text\n" * 50}
     assert len(files) == (1 if name.startswith("a.txt") else 2)
-    assert kind_of(path) == ("stream" if name.startswith("a.txt") else "zip" if name == "a.zip" else "tar")
+    assert archive_kind(path) == ("stream" if name.startswith("a.txt") else "zip" if name == "a.zip" else "tar")
 
 
-def test_only_what_is_asked_for(tmp_path: Path) -> None:
+def test_only_selected_members_are_unpacked(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     write_tar(
         path, [(tar_member("x/a.txt"), b"text"), (tar_member("l", tarfile.SYMTYPE, link="/"), b"")], random.Random(0)
@@ -212,38 +212,39 @@ def test_a_compressed_bomb_stops_at_the_limit(
     path = tmp_path / f"bomb{suffix}"
     with opened(path, "wb") as out:
         out.write(b"\0" * (64 * LIMIT))
-    error = unpack_and_watch(path, tmp_path)
+    error = unpack_and_check(path, tmp_path)
     assert isinstance(error, DataError)
-    assert "beyond 65,536 bytes" in str(error)
+    assert "65,536 bytes" in str(error)
 
 
-def test_a_header_that_asks_for_memory_is_refused(tmp_path: Path) -> None:
-    """An extended header of gigabytes would be read whole by tarfile."""
+def test_a_header_with_a_huge_size_is_refused(tmp_path: Path) -> None:
+    """tarfile would read an extended header of gigabytes into memory."""
     info = tarfile.TarInfo("name")
     info.type, info.size = tarfile.XHDTYPE, 1 << 32
     path = tmp_path / "a.tar"
     path.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + b"\0" * 2048)
-    error = unpack_and_watch(path, tmp_path)
-    assert "a header declares 4,294,967,296 bytes" in str(error)
+    error = unpack_and_check(path, tmp_path)
+    assert isinstance(error, DataError)
+    assert "4,294,967,296 bytes" in str(error)
 
 
 def test_a_sparse_member_is_refused(tmp_path: Path) -> None:
-    """A sparse file of a few bytes can stand for more zeros than any disk holds."""
+    """A sparse member of a few bytes can unpack to more zeros than fit on any disk."""
     info = tarfile.TarInfo("sparse")
     info.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.size": str(1 << 50), "GNU.sparse.map": "0,4"}
     info.size = 4
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
         archive.addfile(info, io.BytesIO(b"text"))
-    assert isinstance(unpack_and_watch(path, tmp_path), DataError)
+    assert isinstance(unpack_and_check(path, tmp_path), DataError)
 
 
-def test_an_encrypted_zip_is_told_as_such(tmp_path: Path) -> None:
+def test_an_encrypted_zip_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("text", b"secret")
     content = bytearray((tmp_path / "a.zip").read_bytes())
-    content[6] |= 1  # the flags of the local header, and those of the directory
+    content[6] |= 1  # the flags of the local header; the next line sets those of the central directory
     content[content.index(b"PK\x01\x02") + 8] |= 1
     (tmp_path / "a.zip").write_bytes(content)
-    with pytest.raises(DataError, match=r"its member 'text' is encrypted; unpack it yourself"):
+    with pytest.raises(DataError, match=r"a\.zip.*'text'.*encrypted"):
         unpack(tmp_path / "a.zip", tmp_path)

@@ -12,7 +12,7 @@ import pytest
 
 from longspan.data import CORPORA, get, list_corpora, open_corpus
 from longspan.data.corpora import Corpus, CorpusFile
-from longspan.data.splits import ByFile, ByShare
+from longspan.data.splits import ByFile, ByPercent
 from longspan.errors import DataError, UnknownNameError
 
 TEXT = b"a small text\n" * 100
@@ -22,7 +22,7 @@ def known(name: str, content: bytes) -> CorpusFile:
     return CorpusFile(name, len(content), hashlib.sha256(content).hexdigest())
 
 
-ONE = Corpus("one", "a test", "none", "bytes", ByShare(), (known("one.txt", TEXT),))
+ONE = Corpus("one", "a test", "none", "bytes", ByPercent(), (known("one.txt", TEXT),))
 THREE = Corpus(
     "three",
     "a test",
@@ -39,12 +39,12 @@ def corpora(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CORPORA, "three", THREE)
 
 
-def left(cache: Path) -> list[str]:
+def files_in(cache: Path) -> list[str]:
     return sorted(path.relative_to(cache).as_posix() for path in cache.rglob("*") if path.is_file())
 
 
 @pytest.mark.parametrize("form", ["plain", "xz", "zip", "folder"])
-def test_one_file_in_any_form(form: str, tmp_path: Path) -> None:
+def test_one_file_in_every_form(form: str, tmp_path: Path) -> None:
     source = tmp_path / "source"
     if form == "plain":
         source.write_bytes(TEXT)
@@ -62,12 +62,12 @@ def test_one_file_in_any_form(form: str, tmp_path: Path) -> None:
         (source / "other").write_bytes(b"not it")
     cache = tmp_path / "cache"
     assert (get("one", source, cache) / "one.txt").read_bytes() == TEXT
-    assert left(cache) == ["corpora/one/one.txt"]
+    assert files_in(cache) == ["corpora/one/one.txt"]
     assert open_corpus("one", cache=cache).ids.tobytes() == TEXT
-    assert next(row for row in list_corpora(cache) if row.name == "one").here
+    assert next(row for row in list_corpora(cache) if row.name == "one").installed
 
 
-def test_three_files_of_an_archive(tmp_path: Path) -> None:
+def test_three_files_from_an_archive(tmp_path: Path) -> None:
     source = tmp_path / "a.tgz"
     for split in ("train", "valid", "test"):
         (tmp_path / f"a.{split}").write_text(split)
@@ -82,29 +82,29 @@ def test_three_files_of_an_archive(tmp_path: Path) -> None:
     assert opened.tokenizer.size == 4
 
 
-def test_wrong_files_leave_nothing(tmp_path: Path) -> None:
+def test_wrong_files_install_nothing(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     wrong = tmp_path / "one.txt"
     for content, message in ((TEXT[:-1], "1,299 bytes"), (TEXT[:-1] + b"!", "SHA-256"), (b"", "0 bytes")):
         wrong.write_bytes(content)
         with pytest.raises(DataError, match=message):
             get("one", wrong, cache)
-        assert left(cache) == []
+        assert files_in(cache) == []
     bomb = tmp_path / "one.xz"
     bomb.write_bytes(lzma.compress(b"0" * 100_000))
-    with pytest.raises(DataError, match="beyond 1,300 bytes"):
+    with pytest.raises(DataError, match="1,300 bytes"):
         get("one", bomb, cache)
-    with pytest.raises(DataError, match=r"holds no files called a\.train"):
+    with pytest.raises(DataError, match=r"no files .*a\.train"):
         get("three", wrong, cache)
-    with pytest.raises(DataError, match="there is no file or folder"):
+    with pytest.raises(DataError, match="/missing"):
         get("one", tmp_path / "missing", cache)
     with pytest.raises(DataError, match="--from FILE"):
         get("one", cache=cache)
-    with pytest.raises(DataError, match="needs no fetching"):
+    with pytest.raises(DataError, match="stdlib"):
         get("stdlib", cache=cache)
-    with pytest.raises(UnknownNameError, match="did you mean 'enwik8'"):
+    with pytest.raises(UnknownNameError, match=r"'enwik9'.*'enwik8'"):
         get("enwik9", cache=cache)
-    assert left(cache) == []
+    assert files_in(cache) == []
     assert not any(path.name.startswith(".part") for path in cache.rglob("*"))
 
 
@@ -128,25 +128,25 @@ def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
         thread.join()
 
 
-def test_from_its_public_place(served: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_its_url(served: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     address, folder = served
     packed = lzma.compress(TEXT)
     (folder / "one.txt.xz").write_bytes(packed)
     cache = tmp_path / "cache"
-    at = dataclasses.replace(ONE, url=f"{address}/one.txt.xz", archive_sha256="0" * 64)
-    monkeypatch.setitem(CORPORA, "one", at)
-    with pytest.raises(DataError, match="not 0000"):
+    wrong = dataclasses.replace(ONE, url=f"{address}/one.txt.xz", archive_sha256="0" * 64)
+    monkeypatch.setitem(CORPORA, "one", wrong)
+    with pytest.raises(DataError, match="0" * 64):
         get("one", cache=cache)
-    assert left(cache) == []
-    right = dataclasses.replace(at, archive_sha256=hashlib.sha256(packed).hexdigest())
+    assert files_in(cache) == []
+    right = dataclasses.replace(wrong, archive_sha256=hashlib.sha256(packed).hexdigest())
     monkeypatch.setitem(CORPORA, "one", right)
-    heard: list[int] = []
-    get("one", cache=cache, progress=lambda done, _: heard.append(done))
-    assert heard[-1] == len(packed)
-    assert left(cache) == ["corpora/one/one.txt"]
+    reports: list[int] = []
+    get("one", cache=cache, progress=lambda done, _: reports.append(done))
+    assert reports[-1] == len(packed)
+    assert files_in(cache) == ["corpora/one/one.txt"]
 
 
-def test_a_download_is_bounded_by_the_corpus(
+def test_the_size_of_a_download_is_limited_by_the_corpus(
     served: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address, folder = served
@@ -154,15 +154,15 @@ def test_a_download_is_bounded_by_the_corpus(
     monkeypatch.setattr("longspan.data.corpora._OTHER_FILES", 1000)
     with pytest.raises(DataError, match=r"3,000.* 2,300"):
         get("one", f"{address}/one.txt", tmp_path / "cache")
-    assert left(tmp_path / "cache") == []
+    assert files_in(tmp_path / "cache") == []
     assert all(corpus.download_limit > (corpus.bytes or 0) for corpus in CORPORA.values())
 
 
-def test_the_list_names_both_readings(tmp_path: Path) -> None:
+def test_the_list_describes_the_tokenizers(tmp_path: Path) -> None:
     rows = {row.name: row for row in list_corpora(tmp_path)}
     names = ("stdlib", "enwik8", "enwik8-authors", "text8", "text8-authors", "wikitext-103", "ptb", "tinyshakespeare")
     assert set(rows) >= {*names, "english-novels"}
-    assert "every byte" in rows["enwik8"].reading
-    assert "newlines dropped" in rows["enwik8-authors"].reading
+    assert "every byte" in rows["enwik8"].tokenizer
+    assert "newlines dropped" in rows["enwik8-authors"].tokenizer
     assert rows["enwik8"].sha256["enwik8"].startswith("2b49720e")
-    assert rows["stdlib"].here
+    assert rows["stdlib"].installed

@@ -11,7 +11,7 @@ from longspan.data.json_lines import DataWarning
 LINES = b"".join(json.dumps({"text": f"a text {k}"}).encode() + b"\n" for k in range(20))
 
 
-def warned(path: Path, split: str | None = None) -> list[str]:
+def warnings_of(path: Path, split: str | None = None) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         open_corpus(path, split, cache=path.parent / "cache")
@@ -23,7 +23,7 @@ def warned(path: Path, split: str | None = None) -> list[str]:
     ("name", "content"),
     [
         ("a.jsonl", LINES),
-        ("A.NDJSON", b"whatever it holds"),
+        ("A.NDJSON", b"any content"),
         ("a.txt", LINES),
         ("a.txt", b"\xef\xbb\xbf" + LINES),
         ("a.txt", LINES.replace(b"\n", b"\r\n")),
@@ -33,9 +33,9 @@ def warned(path: Path, split: str | None = None) -> list[str]:
         ("a.jsonl.gz", gzip.compress(LINES, mtime=0)),
     ],
 )
-def test_json_lines_are_told(name: str, content: bytes, tmp_path: Path) -> None:
+def test_json_lines_give_a_warning(name: str, content: bytes, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
-    (sentence,) = warned(tmp_path / name)
+    (sentence,) = warnings_of(tmp_path / name)
     assert name.removesuffix(".gz") in sentence
 
 
@@ -53,16 +53,16 @@ def test_json_lines_are_told(name: str, content: bytes, tmp_path: Path) -> None:
         b'{"a": ' + b"9" * 5000 + b"}\n",
     ],
 )
-def test_other_texts_are_not(content: bytes, tmp_path: Path) -> None:
+def test_other_texts_give_no_warning(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(content)
-    assert warned(tmp_path / "a.txt") == []
+    assert warnings_of(tmp_path / "a.txt") == []
 
 
-def test_a_folder_is_told_of_in_one_sentence_whatever_is_read(tmp_path: Path) -> None:
-    """The same one, so that a warning that is shown once is shown once."""
+def test_every_split_of_a_folder_gives_the_same_warning(tmp_path: Path) -> None:
+    """Python shows equal warnings once."""
     (tmp_path / "texts").mkdir()
     for name in ("a.txt", "train.jsonl", "valid.jsonl", "test.txt"):
         (tmp_path / "texts" / name).write_bytes(LINES)
-    told = {tuple(warned(tmp_path / "texts", split)) for split in ("train", "valid", "test", None)}
-    assert len(told) == 1
-    assert len(told.pop()) == 1
+    found = {tuple(warnings_of(tmp_path / "texts", split)) for split in ("train", "valid", "test", None)}
+    assert len(found) == 1
+    assert len(found.pop()) == 1

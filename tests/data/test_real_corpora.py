@@ -1,4 +1,4 @@
-"""The authors' readings: on tiny texts by hand, and on the real ones where they are at hand (../shared/data)."""
+"""The authors' tokenization: tiny texts by hand, and the real corpora if ../shared/data exists."""
 
 import dataclasses
 import re
@@ -20,8 +20,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def planted(cache: Path, corpus: Corpus, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A known corpus with a text of a few bytes in its place."""
+def install(cache: Path, corpus: Corpus, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the files of a known corpus by a text of a few bytes."""
     monkeypatch.setitem(CORPORA, corpus.name, dataclasses.replace(corpus, files=tuple(map(CorpusFile, files))))
     folder = corpus.folder(cache)
     folder.mkdir(parents=True)
@@ -30,10 +30,10 @@ def planted(cache: Path, corpus: Corpus, files: dict[str, bytes], monkeypatch: p
 
 
 def test_enwik8_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As prep_enwik8.py and Vocab do it: bytes as numbers, a newline as the end of a line, counts of all splits."""
+    """Like prep_enwik8.py and Vocab: bytes as numbers, a newline as line end, counts over all splits."""
     text = b"<a>\n\n b\xc3\xa9\nb b\r\n a\xc3\n"
-    corpus = dataclasses.replace(CORPORA["enwik8-authors"], split=ByTail(5, 4), shares=None)
-    planted(tmp_path, corpus, {"enwik8": text}, monkeypatch)
+    corpus = dataclasses.replace(CORPORA["enwik8-authors"], split=ByTail(5, 4), files_of=None)
+    install(tmp_path, corpus, {"enwik8": text}, monkeypatch)
     parts = {"train": text[:-9], "valid": text[-9:-4], "test": text[-4:]}
     counts: Counter[str] = Counter()
     lines = {}
@@ -53,7 +53,7 @@ def test_text8_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = b" the five boxing wizards jump quickly at a term of abuse "
     for name in ("text8", "text8-authors"):
         corpus = dataclasses.replace(CORPORA[name], split=dataclasses.replace(CORPORA[name].split, valid=7, test=7))
-        planted(tmp_path / name, corpus, {"text8": text}, monkeypatch)
+        install(tmp_path / name, corpus, {"text8": text}, monkeypatch)
     ours, theirs = (open_corpus(name, "test", cache=tmp_path / name) for name in ("text8", "text8-authors"))
     assert ours.tokenizer.decode(ours.ids) == " abuse "
     assert theirs.tokenizer.decode(theirs.ids) == "abuse"
@@ -68,7 +68,7 @@ def test_words_by_hand(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     corpus = CORPORA[name]
     assert isinstance(corpus.split, ByFile)
     files = {getattr(corpus.split, split): part.encode() for split, part in parts.items()}
-    planted(tmp_path, corpus, files, monkeypatch)
+    install(tmp_path, corpus, files, monkeypatch)
     lower = name == "ptb"
     tokens = {s: (p.lower() if lower else p).replace("\n", " <eos> ").split() for s, p in parts.items()}
     counted = [word for s in (parts if lower else ["train"]) for word in tokens[s] if word != "<eos>"]
@@ -91,12 +91,12 @@ def test_penn_treebank(cache: Path) -> None:
 @needs_real
 def test_tiny_shakespeare(cache: Path) -> None:
     get("tinyshakespeare", REAL / "tinyshakespeare" / "input.txt.xz", cache)
-    whole = open_corpus("tinyshakespeare", None, "characters", cache=cache)
-    assert (len(whole), whole.tokenizer.size) == (1_115_394, 65)
+    text = open_corpus("tinyshakespeare", None, "characters", cache=cache)
+    assert (len(text), text.tokenizer.size) == (1_115_394, 65)
 
 
 @needs_real
-def test_enwik8_ours_and_theirs(cache: Path) -> None:
+def test_enwik8_of_both_tokenizers(cache: Path) -> None:
     get("enwik8", REAL / "enwik8.xz", cache)
     assert len(open_corpus("enwik8", "test", cache=cache)) == 5_000_000
     theirs = open_corpus("enwik8-authors", "test", cache=cache)
@@ -105,21 +105,21 @@ def test_enwik8_ours_and_theirs(cache: Path) -> None:
 
 
 @needs_real
-def test_novels_are_documents(cache: Path) -> None:
+def test_novels_have_plain_bytes(cache: Path) -> None:
     get("english-novels", REAL / "english_novels.tar.xz", cache)
     opened = open_corpus("english-novels", "valid", cache=cache)
     text = opened.ids.tobytes()
     assert b"\r" not in text
     assert b"\xef\xbb\xbf" not in text
-    whole = open_corpus("english-novels", "valid", "bytes", cache=cache)
-    assert text == whole.ids.tobytes().replace(b"\r", b"").replace(b"\xef\xbb\xbf", b"")
+    unchanged = open_corpus("english-novels", "valid", "bytes", cache=cache)
+    assert text == unchanged.ids.tobytes().replace(b"\r", b"").replace(b"\xef\xbb\xbf", b"")
 
 
 @needs_real
-def test_the_novels_held_out_are_those_the_docs_name(cache: Path) -> None:
-    """Every book begins with its title."""
+def test_the_docs_name_the_held_out_novels(cache: Path) -> None:
+    """Every novel begins with its title."""
     get("english-novels", REAL / "english_novels.tar.xz", cache)
-    page = Path(__file__).resolve().parents[2] / "docs" / "box.md"
+    page = Path(__file__).resolve().parents[2] / "docs" / "bundled_model.md"
     for split, count in (("valid", 3), ("test", 5)):
         opened = open_corpus("english-novels", split, cache=cache)
         (line,) = (line for line in page.read_text().splitlines() if line.startswith(f"| {split} |"))

@@ -1,4 +1,4 @@
-"""The sources do what they say, and their entropy rates are those of their own samples."""
+"""Synthetic sources: samples match the definition, and entropy rates match the samples."""
 
 import math
 from collections import Counter
@@ -19,7 +19,7 @@ SMALL: dict[str, SyntheticSource] = {
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_samples_are_ids_of_the_vocabulary_and_repeat_with_the_seed(name: str) -> None:
+def test_samples_cover_the_vocabulary_and_depend_on_the_seed(name: str) -> None:
     source = SMALL[name]
     ids = source.sample(1003, seed=3)
     assert len(ids) == 1003
@@ -61,15 +61,15 @@ def test_associative_recall() -> None:
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_with_all_the_context_an_ideal_predictor_loses_what_the_source_leaves_open(name: str) -> None:
+def test_with_full_context_the_ideal_loss_is_the_entropy_of_the_targets(name: str) -> None:
     source = SMALL[name]
     ids, targets = source.sample(20_000), source.targets(20_000)
-    left = source.entropy_rate if name == "exact-lag" else 0.0
-    assert source.ideal_losses(ids, targets, 20).mean() == pytest.approx(left, abs=0.02)
+    expected = source.entropy_rate if name == "exact-lag" else 0.0
+    assert source.ideal_losses(ids, targets, 20).mean() == pytest.approx(expected, abs=0.02)
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_less_context_never_helps(name: str) -> None:
+def test_more_context_never_hurts(name: str) -> None:
     source = SMALL[name]
     ids, targets = source.sample(40_000), source.targets(40_000)
     means = [source.ideal_losses(ids, targets, c).mean() for c in range(20)]
@@ -78,8 +78,8 @@ def test_less_context_never_helps(name: str) -> None:
 
 
 @pytest.mark.parametrize("context", [2, 3, 4, 5, 6, 7, 8])
-def test_the_ideal_predictor_of_recall_is_what_counting_finds(context: int) -> None:
-    """What follows the same last tokens, counted over many blocks, cannot be predicted better."""
+def test_the_ideal_loss_of_recall_matches_counts(context: int) -> None:
+    """The conditional entropy of a target given its context, estimated from many blocks."""
     source = AssociativeRecall(2, keys=2, values=2)
     ids, targets = source.sample(7 * 60_000), source.targets(7 * 60_000)
     targets = targets[1:]
@@ -91,8 +91,8 @@ def test_the_ideal_predictor_of_recall_is_what_counting_finds(context: int) -> N
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_the_entropy_rate_is_that_of_a_block(name: str) -> None:
-    """Blocks are independent, so the entropy of a block, counted, over its length is the rate."""
+def test_the_entropy_rate_matches_counted_blocks(name: str) -> None:
+    """Blocks are independent, so the rate is the entropy of a block divided by its length."""
     tiny: dict[str, tuple[SyntheticSource, int]] = {
         "marked-lag": (MarkedLag(3, symbols=2), 5),
         "exact-lag": (ExactLag(1, symbols=3, noise=0.5), 1),
@@ -110,7 +110,7 @@ def test_the_entropy_rate_is_that_of_a_block(name: str) -> None:
     assert source.entropy_rate == pytest.approx(counted, rel=0.01)
 
 
-def test_sources_that_cannot_be_are_refused() -> None:
+def test_invalid_sources_are_refused() -> None:
     for make in (
         lambda: MarkedLag(0),
         lambda: MarkedLag(3, symbols=1),

@@ -1,4 +1,4 @@
-"""Triton kernels without a GPU: they run in its interpreter (TRITON_INTERPRET=1, set before Triton loads)."""
+"""Without a GPU, Triton kernels run in its interpreter (TRITON_INTERPRET=1, set before Triton is imported)."""
 
 import importlib
 import importlib.util
@@ -11,7 +11,8 @@ import torch
 KERNELS = ("longspan.kernels.relative_attention.fused_backward", "longspan.kernels.one_token.kernels")
 
 if importlib.util.find_spec("triton") is not None:
-    # Triton reads a kernel's source and cannot see through the wrapper that checks shapes elsewhere.
+    # Triton parses the source of a kernel, which the wrapper of the shape checker hides. So kernels are imported
+    # without it.
     hooks = [finder for finder in sys.meta_path if type(finder).__module__.startswith("jaxtyping")]
     for hook in hooks:
         sys.meta_path.remove(hook)
@@ -22,8 +23,8 @@ if importlib.util.find_spec("triton") is not None:
 
 
 @pytest.fixture(autouse=True)
-def _interpreter_meets_new_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton 3.6's interpreter turns one-element arrays into loop bounds by int(), which NumPy 2.4 refuses."""
+def _interpreter_with_numpy_2_4(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter of Triton 3.6 calls int() on one-element arrays for loop bounds, which NumPy 2.4 refuses."""
     interpreter = sys.modules.get("triton.runtime.interpreter")
     if torch.cuda.is_available() or interpreter is None:
         return

@@ -1,4 +1,4 @@
-"""Attention under patterns against sets of visible positions, written from the papers' formulas."""
+"""Attention under sparse patterns against the sets of visible positions defined in the papers."""
 
 import math
 from collections.abc import Callable
@@ -32,7 +32,7 @@ EDGES = np.array([[[-1, -1], [0, -1], [0, 1], [2, 0], [1, 0], [4, 2], [0, 1], [1
 EDGES = np.concatenate([EDGES, EDGES[:, ::-1].copy()])  # another graph for the second head
 
 Set = Callable[[int, int, int], set[int]]
-"""(h, i, n): the keys that head h shows to query i of a document of n tokens."""
+"""(h, i, n): the keys visible to query i in head h, in a document of n tokens."""
 
 
 def bigbird(i: int, h: int, w: int, g: int, b: int, n: int, after: int) -> set[int]:
@@ -84,7 +84,7 @@ CASES: dict[str, tuple[Pattern, Set]] = {
 
 
 def documents(L: int, rows: int = 2) -> torch.Tensor:
-    """Rows of documents: one that begins at once, and some of a few tokens."""
+    """The first position of each token's document; some documents have one or a few tokens."""
     starts = torch.zeros(rows, L, dtype=torch.bool)
     for row, places in enumerate(((17, 18, 60, 100), (5, 31, 32))):
         for place in places:
@@ -93,12 +93,12 @@ def documents(L: int, rows: int = 2) -> torch.Tensor:
     return torch.where(starts, torch.arange(L), 0).cummax(1).values
 
 
-def matrix(sees: Set, heads: int, first: torch.Tensor) -> torch.Tensor:
-    """Who sees whom, one position at a time; each document by itself."""
+def visibility(sees: Set, heads: int, first: torch.Tensor) -> torch.Tensor:
+    """[b, h, i, j]: whether query i may attend to key j; documents do not see each other."""
     seen = torch.zeros(first.shape[0], heads, first.shape[1], first.shape[1], dtype=torch.bool)
-    for row, begins in enumerate(first.tolist()):
-        for begin in sorted(set(begins)):
-            n = begins.count(begin)
+    for row, firsts in enumerate(first.tolist()):
+        for begin in sorted(set(firsts)):
+            n = firsts.count(begin)
             for i in range(n):
                 for h in range(heads):
                     seen[row, h, begin + i, [begin + j for j in sorted(sees(h, i, n))]] = True
@@ -106,7 +106,7 @@ def matrix(sees: Set, heads: int, first: torch.Tensor) -> torch.Tensor:
 
 
 def masked(x: list[torch.Tensor], seen: torch.Tensor) -> torch.Tensor:
-    """Plain attention in float64 under a matrix; a query that sees nothing reads zeros."""
+    """Plain attention in float64 with a mask; a query without visible keys gives zeros."""
     query, key, value = (tensor.double() for tensor in x)
     weights = (query @ key.mT / query.shape[-1] ** 0.5).exp() * seen
     return weights @ value / weights.sum(-1, keepdim=True).clamp(min=1e-300)
@@ -119,7 +119,7 @@ def draw(L: int, K: int | None = None, B: int = 2, H: int = 2, D: int = 8, **opt
 
 @pytest.fixture
 def _uncompiled_flex(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its debugging mode, which traces nothing: a second instead of a minute for these tests."""
+    """The debugging mode of FlexAttention, which compiles nothing: a second instead of a minute."""
     from torch.nn.attention import flex_attention
 
     monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
@@ -128,12 +128,12 @@ def _uncompiled_flex(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("L", [1, 63, 130])
 @pytest.mark.parametrize("split", [False, True], ids=["one", "documents"])
 @pytest.mark.parametrize("name", CASES)
-def test_forms_are_the_papers_sets(name: str, split: bool, L: int) -> None:
-    """Outputs and gradients in float32, at lengths that fit no block; documents as if each were alone."""
+def test_implementations_equal_the_sets_of_the_papers(name: str, split: bool, L: int) -> None:
+    """Outputs and gradients in float32, at lengths that are not a multiple of a block; documents are independent."""
     pattern, sees = CASES[name]
     first = documents(L) if split else torch.zeros(2, L, dtype=torch.int64)
     x = draw(L)
-    expected = masked(x, matrix(sees, 2, first))
+    expected = masked(x, visibility(sees, 2, first))
     grad = torch.randn_like(expected)
     wanted = torch.autograd.grad(expected, x, grad)
     for form in (reference, gathered):
@@ -145,18 +145,18 @@ def test_forms_are_the_papers_sets(name: str, split: bool, L: int) -> None:
 
 @pytest.mark.usefixtures("_uncompiled_flex")
 @pytest.mark.parametrize("name", ["strided", "fixed-2", "two-sided", "global-rows", "bigbird", "bigbird-two-sided"])
-def test_block_masks_are_the_papers_sets(name: str) -> None:
-    """FlexAttention as a CPU runs it (forward only, no kernel) from the block lists and rules of the real one."""
+def test_block_masks_equal_the_sets_of_the_papers(name: str) -> None:
+    """FlexAttention on a CPU (forward only, no kernel), with the block lists and mask functions used on CUDA."""
     pattern, sees = CASES[name]
     for first in (None, documents(130)):
         x = [tensor.detach() for tensor in draw(130, D=16)]
-        expected = masked(x, matrix(sees, 2, torch.zeros(2, 130, dtype=torch.int64) if first is None else first))
+        expected = masked(x, visibility(sees, 2, torch.zeros(2, 130, dtype=torch.int64) if first is None else first))
         with forced("flex"):
             found = block_attention(*x, pattern, first_key=first)
         torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
 
 
-def by_hand(x: list[torch.Tensor], d: Distances, seen: torch.Tensor) -> torch.Tensor:
+def four_terms(x: list[torch.Tensor], d: Distances, seen: torch.Tensor) -> torch.Tensor:
     """The four terms of Dai et al. 2019, one pair of positions at a time."""
     (query, key, value), (B, H, L, D), K = x, x[0].shape, x[1].shape[2]
     far, out = d.r.shape[1] - 1 - d.ahead, []
@@ -185,7 +185,7 @@ def by_hand(x: list[torch.Tensor], d: Distances, seen: torch.Tensor) -> torch.Te
     ],
     ids=["dilated", "memory", "two-sided", "global", "global-two-sided"],
 )
-def test_position_terms_are_those_of_the_distance(pattern, sees, memory: int, ahead: int, step: int) -> None:
+def test_position_terms_follow_from_the_distance(pattern, sees, memory: int, ahead: int, step: int) -> None:
     L, K = 21, 21 + memory
     x = draw(L, K, dtype=torch.float64)
     position = Distances(
@@ -194,7 +194,7 @@ def test_position_terms_are_those_of_the_distance(pattern, sees, memory: int, ah
         step,
     )
     seen = torch.tensor([[sees(memory + i, j) for j in range(K)] for i in range(L)]).expand(2, 2, L, K)
-    expected = by_hand(x, position, seen)
+    expected = four_terms(x, position, seen)
     grad, inputs = torch.randn_like(expected), [*x, position.r, position.u, position.w]
     wanted = torch.autograd.grad(expected, inputs, grad)
     for form in (reference, gathered):
@@ -214,15 +214,13 @@ def test_position_terms_are_those_of_the_distance(pattern, sees, memory: int, ah
     columns=st.tuples(st.integers(0, 9), st.integers(1, 9), st.integers(10, 30)),
     causal=st.booleans(),
     L=st.integers(1, 90),
-    begins=st.lists(st.integers(0, 89), max_size=3),
+    starts=st.lists(st.integers(0, 89), max_size=3),
 )
-def test_no_key_that_a_rule_shows_lies_in_a_block_that_is_left_out(
-    before, after, step, chunk, columns, causal, L, begins
-) -> None:
+def test_skipped_blocks_contain_no_visible_key(before, after, step, chunk, columns, causal, L, starts) -> None:
     begin, count, size = columns
     parts = (Window(before, after, step), Chunks(chunk, 1), Columns(begin, begin + count, size), Rows(chunk))
     x, first = draw(L, B=1, H=1, dtype=torch.float64), torch.zeros(1, L, dtype=torch.int64)
-    for place in sorted(begins):
+    for place in sorted(starts):
         first[0, place:] = place
     for chosen in (parts, parts[2:] + parts[:1]):
         for first_key in (None, first):
@@ -233,7 +231,7 @@ def test_no_key_that_a_rule_shows_lies_in_a_block_that_is_left_out(
 
 
 class Largest(TorchDispatchMode):
-    """The number of elements of the largest tensor that any operation makes, views left aside."""
+    """The number of elements of the largest tensor that any operation allocates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -258,8 +256,8 @@ class Largest(TorchDispatchMode):
     ],
     ids=["window", "dilated", "global", "rows", "blocks"],
 )
-def test_nothing_grows_faster_than_the_text(pattern: Pattern) -> None:
-    """Forward and backward, with positions: the largest tensor of twice the length has twice the elements."""
+def test_memory_grows_linearly_with_the_length(pattern: Pattern) -> None:
+    """Forward and backward, with positions: at twice the length, the largest tensor has twice the elements."""
     sizes = []
     for L in (1024, 2048):
         x = draw(L, B=1, H=1)
@@ -271,8 +269,8 @@ def test_nothing_grows_faster_than_the_text(pattern: Pattern) -> None:
     assert sizes[1] < 2048 * 2048 / 8, sizes
 
 
-def test_the_stride_s_cost_is_that_of_the_square_root() -> None:
-    """With l = sqrt(L), no step makes more than about 2 L sqrt(L) scores."""
+def test_strided_patterns_cost_the_length_times_its_square_root() -> None:
+    """With l = sqrt(L), no operation makes more than about 2 L sqrt(L) scores."""
     for parts in (lambda s: (Window(s),), lambda s: (Window(step=s),), lambda s: (Columns(s - 1, s, s),)):
         for L, stride in ((1024, 32), (4096, 64)):
             x = draw(L, B=1, H=1, D=2)
@@ -282,7 +280,7 @@ def test_the_stride_s_cost_is_that_of_the_square_root() -> None:
 
 
 @pytest.mark.parametrize("name", ["window", "dilated", "global", "bigbird"])
-def test_a_block_mask_visits_as_many_blocks_as_the_text_has(name: str) -> None:
+def test_the_number_of_visited_blocks_grows_linearly_with_the_length(name: str) -> None:
     pattern = CASES[name][0]
     counts = []
     for L in (2048, 4096):
@@ -292,8 +290,8 @@ def test_a_block_mask_visits_as_many_blocks_as_the_text_has(name: str) -> None:
     assert counts[1] <= 32 * 5
 
 
-def test_dropout_keeps_the_mean_and_drops_whole_weights() -> None:
-    """With values one-hot over keys the output is the dropped weights themselves."""
+def test_dropout_drops_attention_weights_and_keeps_their_mean() -> None:
+    """With one-hot values the output is the attention weights."""
     query, key, _ = (tensor.detach() for tensor in draw(16, B=64, D=16))
     value = torch.eye(16).expand(64, 2, 16, 16)
     pattern = Pattern((Window(5), Columns(0, 2)))
@@ -303,30 +301,31 @@ def test_dropout_keeps_the_mean_and_drops_whole_weights() -> None:
     assert abs(float((ratio == 0).float().mean()) - 0.25) < 0.02
 
 
-def test_a_plan_made_while_scoring_serves_training() -> None:
-    """What is kept is made outside inference mode: autograd must be able to save it."""
+def test_a_plan_cached_in_inference_mode_can_be_used_in_training() -> None:
+    """Cached tensors are made outside inference mode, so that autograd can save them."""
     pattern, x = Pattern((Window(step=3), Columns(0, 2))), draw(40)
     with torch.inference_mode():
         scored = block_attention(*x, pattern, first_key=documents(40))
         block_attention(*x, pattern)
-    read = block_attention(*x, pattern, first_key=documents(40))
-    read.sum().backward()
-    assert torch.equal(read, scored)
+    output = block_attention(*x, pattern, first_key=documents(40))
+    output.sum().backward()
+    assert torch.equal(output, scored)
     block_attention(*x, pattern).sum().backward()
 
 
-def test_a_wrong_form_is_told() -> None:
-    with pytest.raises(UnknownNameError, match="did you mean 'gathered'"), forced("gatherd"):
+def test_an_unknown_implementation_is_refused() -> None:
+    with pytest.raises(UnknownNameError, match=r"'gatherd'.*'gathered'"), forced("gatherd"):
         pass
 
 
 GPU_CASES = ["strided", "fixed", "fixed-2", "dilated", "two-sided", "global-two-sided", "bigbird", "bigbird-two-sided"]
 
 
-def test_a_compiler_can_follow_the_rule_of_an_unused_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing the rule reads may be made while it is compiled. Dynamo follows it on a CPU as it does on CUDA."""
-    followed = torch.compile(flex.flex_attention, backend="eager", fullgraph=True, dynamic=False)
-    monkeypatch.setattr(flex, "flex_attention", followed)
+def test_the_mask_function_of_a_new_pattern_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mask function must not create the tensors it uses while it is compiled. Dynamo traces it on a CPU as on
+    CUDA."""
+    compiled = torch.compile(flex.flex_attention, backend="eager", fullgraph=True, dynamic=False)
+    monkeypatch.setattr(flex, "flex_attention", compiled)
     parts = CASES["bigbird"][0].parts
     x = [tensor.detach() for tensor in draw(130, D=16)]
     fresh = Pattern((*parts[:-1], Graph(16, EDGES)))
@@ -336,8 +335,8 @@ def test_a_compiler_can_follow_the_rule_of_an_unused_pattern(monkeypatch: pytest
 @pytest.mark.gpu
 @pytest.mark.parametrize(("split", "positions"), [(False, False), (True, True)], ids=["plain", "documents-positions"])
 @pytest.mark.parametrize("name", GPU_CASES)
-def test_flex_on_cuda_is_the_definition(name: str, split: bool, positions: bool) -> None:
-    """Outputs and every gradient of the compiled kernels, at a length that fits no block."""
+def test_flex_on_cuda_equals_the_reference(name: str, split: bool, positions: bool) -> None:
+    """Outputs and every gradient of the compiled kernels, at a length that is not a multiple of a block."""
     pattern, L = CASES[name][0], 130
     first = documents(L).cuda() if split else None
     x = draw(L, D=32, device="cuda")
@@ -360,8 +359,8 @@ def test_flex_on_cuda_is_the_definition(name: str, split: bool, positions: bool)
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["strided", "fixed", "global", "bigbird"])
-def test_flex_in_bfloat16_stays_near(name: str) -> None:
-    """And the gathered form, which serves CUDA where FlexAttention has no kernel."""
+def test_bfloat16_is_close_to_the_reference(name: str) -> None:
+    """Also for the gathered implementation, which is used on CUDA where FlexAttention has no kernel."""
     pattern = CASES[name][0]
     x = [tensor.detach().bfloat16() for tensor in draw(130, D=64, device="cuda")]
     expected = reference.block_attention(*(tensor.double() for tensor in x), pattern)
@@ -372,23 +371,24 @@ def test_flex_in_bfloat16_stays_near(name: str) -> None:
 
 
 @pytest.mark.gpu
-def test_flex_serves_many_windows_and_a_compiled_model() -> None:
+def test_flex_works_with_many_windows_inside_compiled_code() -> None:
     """More patterns than torch's limit on compilations, each called from inside a compiled function."""
     x = draw(300, D=32, device="cuda")
     patterns = [Pattern((Window(16 * n, 0, 1 + n % 3),)) for n in range(1, 13)]
 
-    def read(pattern: Pattern) -> torch.Tensor:
+    def attend(pattern: Pattern) -> torch.Tensor:
         return block_attention(x[0] * 2, x[1], x[2], pattern).sin()
 
-    compiled = torch.compile(read, dynamic=False)
+    compiled = torch.compile(attend, dynamic=False)
     for pattern in patterns:
         expected = reference.block_attention(x[0] * 2, x[1], x[2], pattern).sin()
         torch.testing.assert_close(compiled(pattern), expected, rtol=0, atol=1e-3)
 
 
 @pytest.mark.gpu
-def test_flex_holds_no_matrix_of_the_whole_text() -> None:
-    """Peak memory of a window, forward and backward, doubles with the text: 16k tokens would need 1 GiB of scores."""
+def test_flex_allocates_no_matrix_of_all_scores() -> None:
+    """Peak memory of a window, forward and backward, doubles with the length; all scores of 16k tokens would need 1
+    GiB."""
     peaks = []
     for L in (8192, 16384):
         x = [tensor.detach().bfloat16().requires_grad_() for tensor in draw(L, B=1, H=1, D=64, device="cuda")]

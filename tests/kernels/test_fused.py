@@ -1,4 +1,5 @@
-"""The fused kernels against the definition in float64: outputs and every gradient, at lengths that fit no tile.
+"""The fused kernels against the reference in float64: outputs and every gradient, at lengths that are not a multiple of
+a tile.
 
 Without a GPU the kernels run in Triton's interpreter (conftest.py).
 """
@@ -14,7 +15,7 @@ NAMES = ("query", "key", "value", "distance", "u", "w")
 
 
 def draw(B: int, H: int, L: int, M: int, D: int, C: int | None, device: str, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Fresh inputs; queries and keys with heads side by side, as a projection leaves them."""
+    """Random inputs; queries and keys have the memory layout of a projection, with interleaved heads."""
     K = M + L
 
     def randn(*shape: int) -> torch.Tensor:
@@ -30,7 +31,7 @@ def documents(B: int, L: int, M: int, device: str) -> torch.Tensor:
     return torch.minimum(drawn, torch.arange(M, M + L, device=device))
 
 
-def held(
+def assert_close_to_reference(
     tensors: list[torch.Tensor], bound: float, window: int | None = None, first_key: torch.Tensor | None = None
 ) -> None:
     ours = [tensor.detach().requires_grad_() for tensor in tensors]
@@ -45,7 +46,7 @@ def held(
     for name, got, want in pairs:
         assert got is not None
         assert want is not None
-        # One key alone takes all the weight whatever it scores: the gradients of scores are then exactly zero.
+        # A query with a single key gives it weight 1 whatever its score, so gradients of scores are exactly zero.
         distance = (got.double() - want).norm() / want.norm().clamp_min(want.numel() ** 0.5 * 0.1)
         assert distance < bound, f"{name} is off by {distance:.1e}"
 
@@ -61,19 +62,21 @@ def held(
         (1, 1, 37, 50, 16, None, 20, False),
     ],
 )
-def test_interpreted(B: int, H: int, L: int, M: int, D: int, C: int | None, window: int | None, resets: bool) -> None:
+def test_interpreted_kernels_equal_the_reference(
+    B: int, H: int, L: int, M: int, D: int, C: int | None, window: int | None, resets: bool
+) -> None:
     tensors = draw(B, H, L, M, D, C, "cpu", torch.float32)
-    held(tensors, 2e-6, window, documents(B, L, M, "cpu") if resets else None)
+    assert_close_to_reference(tensors, 2e-6, window, documents(B, L, M, "cpu") if resets else None)
 
 
 @interpreted
-def test_dropout_by_counter() -> None:
-    """The same seed drops the same weights, and the backward pass knows which: a finite difference agrees."""
+def test_the_backward_pass_drops_the_same_weights() -> None:
+    """One seed always drops the same weights, and the gradient agrees with a finite difference."""
     tensors = draw(1, 1, 5, 6, 16, None, "cpu", torch.float32)
     query = tensors[0].detach().requires_grad_()
 
-    def run(moved: torch.Tensor) -> torch.Tensor:
-        return fused.relative_attention(moved, *tensors[1:], dropout=0.5, seed=7)
+    def run(query: torch.Tensor) -> torch.Tensor:
+        return fused.relative_attention(query, *tensors[1:], dropout=0.5, seed=7)
 
     direction, grad = torch.randn_like(query), torch.randn_like(query)
     (gradient,) = torch.autograd.grad(run(query), query, grad)
@@ -85,7 +88,8 @@ def test_dropout_by_counter() -> None:
 
 
 def dropped(B: int, H: int, L: int, rate: float, seed: int) -> torch.Tensor:
-    """Which weights are dropped, as [B, H, L, L]: all are equal, and values are unit vectors, so each shows."""
+    """Which weights are dropped, [B, H, L, L]. All scores are equal and values are unit vectors, so the output shows
+    it."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     zeros = torch.zeros(B, H, L, L, device=device)
     values = torch.eye(L, device=device).expand(B, H, L, L).contiguous()
@@ -93,9 +97,9 @@ def dropped(B: int, H: int, L: int, rate: float, seed: int) -> torch.Tensor:
     return fused.relative_attention(zeros, zeros, values, *rest, dropout=rate, seed=seed) == 0
 
 
-def test_what_is_dropped_is_drawn_as_by_chance() -> None:
-    """The rate holds, and neither neighbours, rows of the batch, heads nor seeds know each other: nothing is beyond
-    five standard deviations of chance."""
+def test_dropout_masks_are_statistically_independent() -> None:
+    """The rate, and correlations between neighbours, rows of the batch, heads and seeds, are within five standard
+    deviations."""
     B, H, L, rate = 3, 2, 64, 0.25
     seen = torch.ones(L, L, dtype=torch.bool).tril()
     masks = torch.stack([dropped(B, H, L, rate, seed).cpu() for seed in (1, 2, 12345)])
@@ -121,32 +125,32 @@ def test_what_is_dropped_is_drawn_as_by_chance() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("M", [0, 7, 512, 2100])
 @pytest.mark.parametrize("L", [1, 63, 500, 513])
-def test_awkward_lengths(L: int, M: int, dtype: torch.dtype) -> None:
-    held(draw(2, 2, L, M, 64, None, "cuda", dtype), 1e-2 if dtype == torch.bfloat16 else 1e-5)
+def test_lengths_that_are_no_multiple_of_a_tile(L: int, M: int, dtype: torch.dtype) -> None:
+    assert_close_to_reference(draw(2, 2, L, M, 64, None, "cuda", dtype), 1e-2 if dtype == torch.bfloat16 else 1e-5)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("D", [32, 41, 64, 80, 128])
-def test_every_option_at_every_head_size(D: int) -> None:
+def test_all_options_at_all_head_widths(D: int) -> None:
     L, M = 130, 700
     tensors = draw(2, 2, L, M, D, 300, "cuda", torch.bfloat16)
-    held(tensors, 1e-2, window=500)
-    held(tensors, 1e-2, first_key=documents(2, L, M, "cuda"))
+    assert_close_to_reference(tensors, 1e-2, window=500)
+    assert_close_to_reference(tensors, 1e-2, first_key=documents(2, L, M, "cuda"))
 
 
 @pytest.mark.gpu
 def test_dropout_keeps_the_mean_and_the_seed() -> None:
     tensors = draw(8, 4, 256, 256, 64, None, "cuda", torch.bfloat16)
-    whole = fused.relative_attention(*tensors)
+    without = fused.relative_attention(*tensors)
     dropped = [fused.relative_attention(*tensors, dropout=0.1, seed=seed) for seed in (1, 1, 2)]
     assert torch.equal(dropped[0], dropped[1])
     assert not torch.equal(dropped[0], dropped[2])
     mean = torch.stack([fused.relative_attention(*tensors, dropout=0.1, seed=s).float() for s in range(64)]).mean(0)
-    assert ((mean - whole.float()).norm() / whole.float().norm()) < 0.1
+    assert ((mean - without.float()).norm() / without.float().norm()) < 0.1
 
 
 @pytest.mark.gpu
-def test_compiles_without_a_break() -> None:
+def test_it_compiles_without_a_graph_break() -> None:
     tensors = [tensor.requires_grad_() for tensor in draw(1, 2, 64, 64, 64, None, "cuda", torch.bfloat16)]
     compiled = torch.compile(fused.relative_attention, fullgraph=True)
     grad = torch.randn_like(tensors[0])

@@ -1,4 +1,5 @@
-"""A one-token step against the model's own layers: without kernels, in Triton's interpreter, recorded on CUDA."""
+"""One-token decoding against the layers of the model: the rolling cache, the fused kernels, and both in a CUDA
+graph."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,131 +7,166 @@ from typing import Any
 import pytest
 import torch
 
-from longspan.contract import StreamDecoder
-from longspan.generation.sampling import Sampling
-from longspan.generation.session import Session
+from longspan import cuda_graphs
+from longspan.contract import Decoder, LanguageModel, State
+from longspan.cuda_graphs import GraphDecoder
+from longspan.decoding.fused import FusedDecoder
+from longspan.decoding.open import open_decoder
+from longspan.decoding.rolling import RollingDecoder
+from longspan.decoding.sampling import Sampling
+from longspan.decoding.session import Session
+from longspan.decoding.step_layers import step_layers
+from longspan.decoding.stream import StreamDecoder
 from longspan.kernels import one_token
-from longspan.memory import recorded
-from longspan.memory.recorded import RecordedDecoder, can_record
-from longspan.memory.ring import RingDecoder
-from longspan.models.families import build
+from tests.models.paper import PAPER
+from tests.support import build
 
 pytest.importorskip("triton")
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, not interpreted")
 SHAPE = {"vocabulary": 19, "layers": 2, "width": 24, "heads": 1, "head_width": 10, "inner": 40, "segment": 8}
-FORMS: dict[str, dict[str, Any]] = {
-    "plain": {"memory": 40},
-    "clamp": {"memory": 5, "clamp": 2, "same_length": True, "shared_biases": False},
-    "pre": {"memory": 20, "norm": "pre", "final_norm": True, "activation": "squared-relu"},
-    "rms": {"memory": 12, "norm": "pre", "norm_type": "rms", "biases": False, "activation": "gelu"},
-    "shaw": {"memory": 12, "position": "shaw", "final_norm": True},
-    "adaptive": {"memory": 12, "cutoffs": [7], "div_val": 2},
-    "convolution": {"memory": 12, "convolution": 3, "norm_type": "rms"},
-    "normed-heads": {"memory": 5, "same_length": True, "heads": 2, "qk_norm": True, "convolution": 2, "norm": "pre"},
+FORMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "paper": ("transformer-xl", {"memory": 40}),
+    "paper-clamp": ("transformer-xl", {"memory": 5, "clamp": 2, "same_length": True, "shared_biases": False}),
+    "paper-pre": ("transformer-xl", {"memory": 12, "norm": "pre"}),
+    "paper-adaptive": ("transformer-xl", {"memory": 12, "cutoffs": [7], "div_val": 2}),
+    "default": ("longspan-xl", {"memory": 20}),
+    "plain": ("longspan-xl", PAPER | {"memory": 40}),
+    "clamp": ("longspan-xl", PAPER | {"memory": 5, "clamp": 2, "same_length": True, "shared_biases": False}),
+    "pre": ("longspan-xl", PAPER | {"memory": 20, "norm": "pre", "final_norm": True, "activation": "squared-relu"}),
+    "rms": ("longspan-xl", PAPER | {"memory": 12, "norm": "pre", "norm_type": "rms", "biases": False}),
+    "gelu": ("longspan-xl", PAPER | {"memory": 12, "norm_type": "rms", "biases": False, "activation": "gelu"}),
+    "shaw": ("longspan-xl", PAPER | {"memory": 12, "position": "shaw", "final_norm": True}),
+    "adaptive": ("longspan-xl", PAPER | {"memory": 12, "cutoffs": [7], "div_val": 2}),
+    "convolution": ("longspan-xl", PAPER | {"memory": 12, "convolution": 3, "norm_type": "rms"}),
+    "qk-norm": (
+        "longspan-xl",
+        PAPER | {"memory": 5, "same_length": True, "heads": 2, "qk_norm": True, "convolution": 2, "norm": "pre"},
+    ),
 }
-# Those the kernels do not have.
-ALL_FORMS = FORMS | {"gated": {"memory": 12, "activation": "swiglu"}, "swish": {"memory": 12, "activation": "swish"}}
+# The fused kernels do not have these activations; the rolling decoder does.
+ALL_FORMS = FORMS | {
+    "gated": ("longspan-xl", PAPER | {"memory": 12, "activation": "swiglu"}),
+    "swish": ("longspan-xl", PAPER | {"memory": 12, "activation": "swish"}),
+}
 
 
-class Unrecorded(RecordedDecoder):
-    """The same step without a graph, for a machine that has none."""
-
-    def step(self, tokens: torch.Tensor) -> torch.Tensor:
-        self.tokens.copy_(tokens)
-        with torch.no_grad():
-            logits = self.compute()
-        self.count.add_(1)
-        self.advance()
-        return logits
+def build_form(form: str) -> LanguageModel:
+    family, values = ALL_FORMS[form]
+    return build(family, SHAPE | values)
 
 
-def walk(form: str, rows: int, device: str, dtype: torch.dtype, kind: type[RecordedDecoder | RingDecoder]) -> float:
-    """The largest difference from the general decoder over a prompt, some steps, another prompt and some more."""
+def fused(model: LanguageModel, state: State) -> Decoder:
+    return FusedDecoder(model, state, step_layers(model, state), 0)
+
+
+def rolling(model: LanguageModel, state: State) -> Decoder:
+    return RollingDecoder(model, state, step_layers(model, state), 0)
+
+
+def captured(model: LanguageModel, state: State) -> Decoder:
+    return GraphDecoder(fused(model, state))
+
+
+def largest_difference(
+    form: str, rows: int, device: str, dtype: torch.dtype, make: Callable[[LanguageModel, State], Decoder]
+) -> float:
+    """Relative difference from StreamDecoder, which calls the model's layers: a prompt, some steps, another prompt and
+    some more steps. The states at the end must agree as well."""
     torch.manual_seed(5)
-    model = build("transformer-xl", {**SHAPE, **ALL_FORMS[form]}).to(device, dtype).eval()
+    model = build_form(form).to(device, dtype).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 0.3)
-    state = model.initial_state(rows, projected=True)
-    ours: RecordedDecoder | RingDecoder = kind(model, state, 0)
-    exact = StreamDecoder(model, state)
-    far = 0.0
+    state = model.initial_state(rows, trainable=False)
+    decoder, reference = make(model, state), StreamDecoder(model, state)
+    largest = 0.0
     for prompt, steps in ((3, 3), (11, 2)):
         tokens = torch.randint(19, (rows, prompt), device=device)
-        ours.read(tokens)
-        exact.read(tokens)
+        decoder.prefill(tokens)
+        reference.prefill(tokens)
         for _ in range(steps):
             token = torch.randint(19, (rows,), device=device)
-            got, wanted = ours.step(token), exact.step(token)
-            far = max(far, float((got.double() - wanted.double()).abs().max() / wanted.double().abs().max()))
-    for part, tensors in exact.state().parts.items():
-        for a, b in zip(ours.state().parts[part], tensors, strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=1e-5 if dtype == torch.float32 else 0.1)
-    return far
+            found, wanted = decoder.step(token).double(), reference.step(token).double()
+            largest = max(largest, float((found - wanted).abs().max() / wanted.abs().max()))
+    found = decoder.state().tensors()
+    for name, tensor in reference.state().tensors().items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-5 if dtype == torch.float32 else 0.1)
+    return largest
 
 
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("form", ALL_FORMS)
-def test_steps_without_kernels_are_those_of_the_layers(form: str, rows: int) -> None:
-    assert walk(form, rows, "cpu", torch.float32, RingDecoder) < 1e-5
+def test_the_rolling_decoder_equals_the_layers(form: str, rows: int) -> None:
+    assert largest_difference(form, rows, "cpu", torch.float32, rolling) < 1e-5
 
 
-def test_the_logits_of_a_step_may_be_written_to() -> None:
-    logits = build("transformer-xl", SHAPE).eval().decoder().step(torch.zeros(1, dtype=torch.int64))
+@pytest.mark.parametrize("form", ALL_FORMS)
+def test_a_cpu_decodes_on_a_rolling_cache(form: str) -> None:
+    assert type(open_decoder(build_form(form).eval())) is RollingDecoder
+
+
+def test_logits_of_a_step_may_be_modified() -> None:
+    logits = open_decoder(build("transformer-xl", SHAPE).eval()).step(torch.zeros(1, dtype=torch.int64))
     logits[:, 0] = 7.0
     assert logits[0, 0] == 7.0
 
 
-def test_a_model_in_training_drops_at_every_step() -> None:
+def test_a_model_in_training_mode_applies_dropout_at_every_step() -> None:
     model = build("transformer-xl", {**SHAPE, "memory": 4, "dropout": 0.5}).train()
     token = torch.zeros(1, dtype=torch.int64)
-    assert not torch.equal(model.decoder().step(token), model.decoder().step(token))
+    assert not torch.equal(open_decoder(model).step(token), open_decoder(model).step(token))
 
 
 @interpreted
 @pytest.mark.slow
 @pytest.mark.parametrize(("form", "rows"), [*((form, 1) for form in FORMS), ("plain", 5), ("rms", 5)])
-def test_interpreted_steps_are_those_of_the_layers(form: str, rows: int) -> None:
-    assert walk(form, rows, "cpu", torch.float32, Unrecorded) < 1e-5
+def test_interpreted_kernels_equal_the_layers(form: str, rows: int) -> None:
+    assert largest_difference(form, rows, "cpu", torch.float32, fused) < 1e-5
 
 
 @interpreted
-def test_parts_of_a_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_softmax_split_into_parts_equals_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one_token, "SLOTS", 16)
     assert one_token.split_count(1, 41) > 1
-    assert walk("plain", 1, "cpu", torch.float32, Unrecorded) < 1e-5
+    assert largest_difference("plain", 1, "cpu", torch.float32, fused) < 1e-5
 
 
-class Replayed:
-    """A recording for a machine that has none: what it was told is done when it is replayed."""
+class FakeGraph(torch.cuda.CUDAGraph):
+    """A CUDA graph on a machine without CUDA: a replay runs the work."""
+
+    def __new__(cls, *_: Any) -> "FakeGraph":
+        return object.__new__(cls)
 
     def __init__(self, work: Callable[[], Any], generator: torch.Generator | None = None) -> None:
         del generator
-        self.replay = work
+        self.replay = work  # type: ignore[method-assign]
 
 
 @interpreted
 @pytest.mark.slow
-def test_what_is_tried_before_a_recording_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The token of the first step is taken in once, by the tails too."""
-    monkeypatch.setattr(recorded, "run_aside", lambda work: work())
-    monkeypatch.setattr(recorded, "record", Replayed)
-    assert walk("convolution", 1, "cpu", torch.float32, RecordedDecoder) < 1e-5
+@pytest.mark.parametrize("form", ["paper", "convolution"])
+def test_the_warm_up_before_a_capture_changes_no_state(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first token must enter the caches once, those of the convolution included."""
+    monkeypatch.setattr(cuda_graphs, "warm_up", lambda work: work())
+    monkeypatch.setattr(cuda_graphs, "capture", FakeGraph)
+    assert largest_difference(form, 1, "cpu", torch.float32, captured) < 1e-5
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 17, 64])
 @pytest.mark.parametrize("form", FORMS)
-def test_recorded_steps_are_those_of_the_layers(form: str, rows: int) -> None:
-    assert walk(form, rows, "cuda", torch.float32, RecordedDecoder) < 1e-4
+def test_captured_steps_equal_the_layers(form: str, rows: int) -> None:
+    assert largest_difference(form, rows, "cuda", torch.float32, captured) < 1e-4
 
 
 @pytest.mark.gpu
-def test_a_model_in_bfloat16_is_recorded_and_allocates_nothing_per_token() -> None:
-    assert walk("plain", 1, "cuda", torch.bfloat16, RecordedDecoder) < 5e-2
+def test_a_bfloat16_model_is_captured_and_allocates_nothing_per_token() -> None:
+    assert largest_difference("paper", 1, "cuda", torch.bfloat16, captured) < 5e-2
+    assert largest_difference("plain", 1, "cuda", torch.bfloat16, captured) < 5e-2
     model = build("transformer-xl", {**SHAPE, "memory": 300}).cuda().bfloat16().eval()
-    assert can_record(model)
-    decoder, token = model.decoder(), torch.zeros(1, dtype=torch.int64, device="cuda")
+    decoder, token = open_decoder(model), torch.zeros(1, dtype=torch.int64, device="cuda")
+    assert isinstance(decoder, GraphDecoder)
+    assert isinstance(decoder.decoder, FusedDecoder)
     decoder.step(token)
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
     for _ in range(20):
@@ -140,20 +176,20 @@ def test_a_model_in_bfloat16_is_recorded_and_allocates_nothing_per_token() -> No
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7, top_k=5, top_p=0.9, min_p=0.01)])
-def test_a_recorded_choice_follows_the_seed(sampling: Sampling) -> None:
-    """Two sessions of one seed write the same, another seed writes something else, and a pause changes nothing."""
+def test_captured_sampling_follows_the_seed(sampling: Sampling) -> None:
+    """Two sessions with one seed generate the same tokens, another seed gives others, and a pause changes nothing."""
     torch.manual_seed(1)
     model = build("transformer-xl", {**SHAPE, "memory": 30}).cuda().eval()
 
-    def written(seed: int, pieces: tuple[int, ...]) -> list[int]:
+    def generate(seed: int, counts: tuple[int, ...]) -> list[int]:
         session = Session(model, seed=seed)
         session.read([1, 2, 3])
-        return [token for piece in pieces for token in session.write(piece, sampling)]
+        return [token for count in counts for token in session.write(count, sampling)]
 
-    assert written(1, (40,)) == written(1, (40,)) == written(1, (7, 33))
-    assert written(1, (40,)) != written(2, (40,))
-    decoder = model.decoder()
-    decoder.read(torch.tensor([[1, 2]], device="cuda"))
+    assert generate(1, (40,)) == generate(1, (40,)) == generate(1, (7, 33))
+    assert generate(1, (40,)) != generate(2, (40,))
+    decoder = open_decoder(model)
+    decoder.prefill(torch.tensor([[1, 2]], device="cuda"))
     greedy, token = [], torch.tensor([3], device="cuda")
     for _ in range(20):
         token = decoder.step(token).argmax(-1)

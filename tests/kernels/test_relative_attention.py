@@ -1,4 +1,4 @@
-"""The definition against loops in plain Python, and every form on torch's operations against the definition."""
+"""The reference against loops in plain Python, and the other implementations in torch against the reference."""
 
 import math
 from pathlib import Path
@@ -20,8 +20,8 @@ def inputs(B: int, H: int, L: int, M: int, D: int, C: int | None = None, dtype=t
     return {name: torch.randn(shape, dtype=dtype, requires_grad=True) for name, shape in shapes.items()}
 
 
-def by_hand(x: Inputs, window: int | None, first_key: torch.Tensor | None) -> torch.Tensor:
-    """Every score on its own, as the paper's sum of four terms."""
+def four_terms(x: Inputs, window: int | None, first_key: torch.Tensor | None) -> torch.Tensor:
+    """Every score separately, as the sum of the four terms of the paper."""
     x = {name: tensor.detach() for name, tensor in x.items()}
     (B, H, L, D), K, C = x["query"].shape, x["key"].shape[2], x["distance"].shape[1]
     out = torch.zeros(B, H, L, D, dtype=torch.float64)
@@ -49,10 +49,12 @@ CASES = [(5, 0, None, None), (4, 6, None, None), (4, 6, 3, None), (1, 5, None, 4
 
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize(("L", "M", "C", "window"), CASES)
-def test_the_definition_is_the_paper_s_sum(L: int, M: int, C: int | None, window: int | None, documents: bool) -> None:
+def test_the_reference_equals_the_four_terms_of_the_paper(
+    L: int, M: int, C: int | None, window: int | None, documents: bool
+) -> None:
     x = inputs(2, 2, L, M, 4, C)
     first = torch.randint(0, M + 1, (2, L)).cummax(1).values if documents else None
-    expected = by_hand(x, window, first)
+    expected = four_terms(x, window, first)
     torch.testing.assert_close(reference.relative_attention(**x, window=window, first_key=first), expected)
 
 
@@ -60,37 +62,38 @@ def test_the_definition_is_the_paper_s_sum(L: int, M: int, C: int | None, window
 @pytest.mark.parametrize("L", [1, 63, 130])
 @pytest.mark.parametrize("M", [0, 7, 100])
 @pytest.mark.parametrize(("C", "window"), [(None, None), (40, None), (None, 7), (5, 30), (500, 500)])
-def test_skewed_is_the_definition(
+def test_skewed_equals_the_reference(
     L: int, M: int, C: int | None, window: int | None, documents: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Outputs and all gradients, in float64; and the path without gradients, which is another one, also in turns."""
+    """Outputs and all gradients in float64; also the separate path without gradients, and segments computed in
+    blocks."""
     x = inputs(2, 2, L, M, 8, C)
     first = torch.randint(0, M + 1, (2, L)).cummax(1).values if documents else None
     expected = reference.relative_attention(**x, window=window, first_key=first)
     grad = torch.randn_like(expected)
     wanted = torch.autograd.grad(expected, list(x.values()), grad)
-    for together in (skewed.TOGETHER, 17):
-        monkeypatch.setattr(skewed, "TOGETHER", together)
+    for together in (skewed.BLOCK_QUERIES, 17):
+        monkeypatch.setattr(skewed, "BLOCK_QUERIES", together)
         found = skewed.relative_attention(**x, window=window, first_key=first)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
         for name, a, b in zip(x, torch.autograd.grad(found, list(x.values()), grad), wanted, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-10, msg=name)
         with torch.no_grad():
-            quick = skewed.relative_attention(**x, window=window, first_key=first)
-        torch.testing.assert_close(quick, expected, rtol=0, atol=1e-11)
+            output = skewed.relative_attention(**x, window=window, first_key=first)
+        torch.testing.assert_close(output, expected, rtol=0, atol=1e-11)
 
 
-def test_a_long_segment_is_read_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rows of scores at a time, and of no key that none of them sees."""
+def test_a_long_segment_is_computed_in_blocks_of_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block has few rows of scores, and only the keys that one of its queries sees."""
     made: list[tuple[int, int]] = []
 
-    def watched(query: torch.Tensor, distance: torch.Tensor, keys: int, *more: object) -> torch.Tensor:
+    def recorded(query: torch.Tensor, distance: torch.Tensor, keys: int, *more: object) -> torch.Tensor:
         made.append((query.shape[2], keys))
         return scores(query, distance, keys, *more)  # type: ignore[arg-type]
 
     scores = skewed.position_scores
-    monkeypatch.setattr(skewed, "position_scores", watched)
-    T = skewed.TOGETHER
+    monkeypatch.setattr(skewed, "position_scores", recorded)
+    T = skewed.BLOCK_QUERIES
     _without_gradients(inputs(1, 1, 3 * T + 5, 7, 4))
     assert made == [(T, T + 7), (T, 2 * T + 7), (T, 3 * T + 7), (5, 3 * T + 12)]
     made.clear()
@@ -100,8 +103,8 @@ def test_a_long_segment_is_read_in_turns(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("L", [1, 63, 500, 513])
 @pytest.mark.parametrize("M", [0, 7, 512, 2100])
-def test_skewed_in_float32_at_awkward_lengths(L: int, M: int) -> None:
-    """Outputs and all gradients against the definition in float64."""
+def test_skewed_in_float32_at_many_lengths(L: int, M: int) -> None:
+    """Outputs and all gradients against the reference in float64."""
     x = inputs(1, 1, L, M, 64, dtype=torch.float32)
     exact = {name: tensor.detach().double().requires_grad_() for name, tensor in x.items()}
     expected, found = reference.relative_attention(**exact), skewed.relative_attention(**x)
@@ -110,10 +113,10 @@ def test_skewed_in_float32_at_awkward_lengths(L: int, M: int) -> None:
     got = torch.autograd.grad(found, list(x.values()), grad)
     for name, a, b in (
         ("out", found, expected),
-        ("quick", _without_gradients(x), expected),
+        ("no_grad", _without_gradients(x), expected),
         *zip(x, got, wanted, strict=True),
     ):
-        # One key alone takes all the weight whatever it scores: the gradients of scores are then exactly zero.
+        # A query with a single key gives it weight 1 whatever its score, so gradients of scores are exactly zero.
         assert (a.double() - b).norm() / b.norm().clamp_min(b.numel() ** 0.5 * 0.1) < 2e-6, name
 
 
@@ -122,18 +125,18 @@ def _without_gradients(x: Inputs, window: int | None = None) -> torch.Tensor:
         return skewed.relative_attention(**x, window=window)
 
 
-def test_position_scores_are_a_view_and_hide_the_future() -> None:
-    """No [L, K] mask and no gather: the slid matrix is the buffer itself, read with another stride."""
+def test_position_scores_are_a_strided_view_with_a_causal_mask() -> None:
+    """No [L, K] mask and no gather: the shifted matrix is the same buffer with another stride."""
     x = inputs(1, 2, 6, 4, 8)
-    slid = skewed.position_scores(x["query"].detach(), x["distance"].detach(), 10)
-    assert slid.stride(-2) == 10 + 6 - 1 - 1
-    gap = reference.distances(6, 10, slid.device)
-    assert torch.equal(slid[0, 0] == -math.inf, gap < 0)
+    shifted = skewed.position_scores(x["query"].detach(), x["distance"].detach(), 10)
+    assert shifted.stride(-2) == 10 + 6 - 1 - 1
+    gap = reference.distances(6, 10, shifted.device)
+    assert torch.equal(shifted[0, 0] == -math.inf, gap < 0)
 
 
 @pytest.mark.parametrize("form", ["reference", "skewed"])
-def test_dropout_keeps_the_mean_and_drops_whole_weights(form: str) -> None:
-    """With values one-hot over keys the output is the dropped weights themselves."""
+def test_dropout_drops_attention_weights_and_keeps_their_mean(form: str) -> None:
+    """With one-hot values the output is the attention weights."""
     torch.manual_seed(3)
     x = {name: tensor.detach().float() for name, tensor in inputs(64, 2, 8, 8, 16).items()}
     x["value"] = torch.eye(16).expand(64, 2, 16, 16).contiguous()
@@ -144,7 +147,7 @@ def test_dropout_keeps_the_mean_and_drops_whole_weights(form: str) -> None:
     assert abs(float((ratio == 0).float().mean()) - 0.25) < 0.01
 
 
-def test_without_a_c_compiler_there_is_no_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_is_not_used_without_a_c_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     assert not has_compiler()
@@ -154,18 +157,18 @@ def test_without_a_c_compiler_there_is_no_triton(tmp_path: Path, monkeypatch: py
         assert has_compiler() == there
 
 
-def test_a_form_can_be_forced_and_a_wrong_one_is_told() -> None:
+def test_an_implementation_can_be_forced_and_an_unknown_one_is_refused() -> None:
     x = inputs(1, 1, 3, 2, 4)
     with forced("reference"):
         a = relative_attention(**x)
     torch.testing.assert_close(a, relative_attention(**x), rtol=0, atol=1e-12)
-    with pytest.raises(UnknownNameError, match="did you mean 'skewed'"), forced("skewd"):
+    with pytest.raises(UnknownNameError, match=r"'skewd'.*'skewed'"), forced("skewd"):
         pass
 
 
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize(("L", "M", "window"), [(7, 0, None), (5, 6, None), (5, 6, 4), (1, 9, 3)])
-def test_causal_attention_is_relative_attention_without_positions(L, M, window, documents) -> None:
+def test_causal_attention_equals_relative_attention_without_positions(L, M, window, documents) -> None:
     x = inputs(2, 2, L, M, 8)
     first = torch.randint(0, M + 1, (2, L)).cummax(1).values if documents else None
     zeros = {name: torch.zeros_like(x[name]) for name in ("distance", "u", "w")}

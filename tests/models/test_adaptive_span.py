@@ -1,5 +1,6 @@
-"""What is adaptive span's own: the mask, its cost, its penalty, and full span against plain attention."""
+"""Adaptive span: the mask, its cost, its penalty, and full span against plain attention."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,12 @@ from longspan.contract import LanguageModel
 from longspan.errors import ConfigError
 from longspan.kernels.relative_attention.reference import relative_scores
 from longspan.kernels.span_attention import span_attention
-from longspan.layers.span import AdaptiveSpan
-from longspan.models.families import build
-from longspan.tokens import ByteTokenizer
+from longspan.models.families import state_bytes
+from longspan.nn.span import AdaptiveSpan
+from longspan.tokenizers import ByteTokenizer
 from tests.cli.conftest import Cli, cli  # noqa: F401 (a fixture)
+from tests.models.paper import load_paper_weights, paper_name
+from tests.support import build
 
 SMALL = {"vocabulary": 11, "layers": 2, "width": 8, "heads": 2, "inner": 12, "segment": 4, "dropout": 0.0}
 
@@ -41,8 +44,8 @@ def text(rows: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return ids[:, :-1], ids[:, 1:]
 
 
-def test_the_mask_is_that_of_the_paper() -> None:
-    """R = 4, z = 2.5 of S = 10: 1 up to distance 2, then down by quarters, 0 from 6.5 on."""
+def test_the_mask_equals_the_formula_of_the_paper() -> None:
+    """R = 4, z = 2.5 of S = 10: 1 up to distance 2, then falling by quarters, 0 from 6.5 on."""
     adaptive = AdaptiveSpan(1, span=10, ramp=4).double()
     with torch.no_grad():
         adaptive.share.fill_(0.25)
@@ -53,9 +56,9 @@ def test_the_mask_is_that_of_the_paper() -> None:
 @pytest.mark.parametrize(
     ("L", "M", "C"), [(5, 7, 12), (1, 9, 10), (6, 0, 6), (150, 0, 12), (150, 5, 12), (129, 40, 12), (128, 11, 12)]
 )
-def test_attention_multiplies_by_the_mask_and_divides_by_the_sum(L: int, M: int, C: int) -> None:
-    """Against that formula written out, with the gradients of everything, the spans too; rows of unequal age, in one of
-    which a document begins. No head sees more than 12 distances, so a long segment is read in blocks."""
+def test_attention_weights_are_masked_and_normalised(L: int, M: int, C: int) -> None:
+    """Against the formula, with all gradients, those of the spans included; rows have different valid lengths, and one
+    contains a document start. No head sees more than 12 distances, so long segments are computed in blocks."""
     B, H, D, K = 2, 3, 4, L + M
     tensors = {
         "query": torch.randn(B, H, L, D),
@@ -88,7 +91,7 @@ def test_attention_multiplies_by_the_mask_and_divides_by_the_sum(L: int, M: int,
         torch.autograd.grad((expected * weight).sum(), leaves),
         strict=True,
     ):
-        # At z = 0 the clamps of both have a corner: there ours drops what leads out.
+        # At z = 0 both clamps have a corner, where ours drops the gradient that points outwards.
         keep = slice(1, None) if a.shape == adaptive.share.shape else slice(None)
         torch.testing.assert_close(a[keep], b[keep], rtol=0, atol=1e-11)
     with torch.no_grad():
@@ -96,12 +99,12 @@ def test_attention_multiplies_by_the_mask_and_divides_by_the_sum(L: int, M: int,
     torch.testing.assert_close(same, expected, rtol=0, atol=1e-12)
     if M == 0:
         first_key[:] = 0
-        whole = span_attention(**near, log_mask=adaptive.log_mask(C), first_key=first_key)
-        torch.testing.assert_close(span_attention(**near, log_mask=adaptive.log_mask(C)), whole, rtol=0, atol=1e-12)
+        masked = span_attention(**near, log_mask=adaptive.log_mask(C), first_key=first_key)
+        torch.testing.assert_close(span_attention(**near, log_mask=adaptive.log_mask(C)), masked, rtol=0, atol=1e-12)
 
 
-def test_at_full_span_it_is_plain_attention() -> None:
-    """torch's own, in float32, where there is no position term either."""
+def test_full_span_equals_plain_attention() -> None:
+    """Against torch, in float32, without position terms."""
     query, key, value = (torch.randn(2, 2, 12, 8) for _ in range(3))
     adaptive = AdaptiveSpan(2, span=12, ramp=5)
     with torch.no_grad():
@@ -113,12 +116,12 @@ def test_at_full_span_it_is_plain_attention() -> None:
     )
 
 
-def test_at_full_span_it_is_transformer_xl_of_the_same_length() -> None:
+def test_full_span_equals_transformer_xl_with_same_length() -> None:
     """Losses over a stream and every gradient, in float32."""
     xl = make(torch.float32, "transformer-xl", memory=9, same_length=True)
     model = make(torch.float32, span=9, ramp=4)
-    missing, strange = model.load_state_dict(xl.state_dict(), strict=False)
-    assert not strange
+    missing = load_paper_weights(model, xl)
+    assert len(missing) == 2
     assert all(name.endswith("adaptive.share") for name in missing)
     set_spans(model, [9, 9], [9, 9])
     tokens, targets = text(2, 24)
@@ -131,21 +134,23 @@ def test_at_full_span_it_is_transformer_xl_of_the_same_length() -> None:
         total[net] = torch.cat(losses, dim=1)
         total[net].mean().backward()
     torch.testing.assert_close(total[model], total[xl], rtol=0, atol=1e-5)
-    for name, parameter in xl.named_parameters():
-        torch.testing.assert_close(model.get_parameter(name).grad, parameter.grad, rtol=0, atol=1e-5, msg=name)
+    expected = {name: parameter.grad for name, parameter in xl.named_parameters()}
+    for name, parameter in model.named_parameters():
+        if name not in missing:
+            torch.testing.assert_close(parameter.grad, expected[paper_name(name)], rtol=0, atol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("training", [False, True])
 def test_cost_falls_with_the_span(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys handed to attention: a segment of 4 and as many before it as the widest head sees, in training to the next
-    block of 64; and a state shrinks with it."""
+    """The number of keys is the segment of 4 plus the distances that the widest head sees, in training rounded up to a
+    block of 64. The caches have the same size."""
     model = make(span=200, ramp=8).train(training)
-    handed: list[int] = []
+    key_counts: list[int] = []
     for layer in model.layers:
         plain = layer.attention.attend
 
         def counted(query, key, *rest, plain=plain):
-            handed.append(key.shape[2])
+            key_counts.append(key.shape[2])
             return plain(query, key, *rest)
 
         monkeypatch.setattr(layer.attention, "attend", counted)
@@ -155,18 +160,18 @@ def test_cost_falls_with_the_span(training: bool, monkeypatch: pytest.MonkeyPatc
         set_spans(model, *spans)
         with torch.no_grad():
             _, state = model.losses(tokens[:, :256], targets[:, :256])
-            handed.clear()
+            key_counts.clear()
             _, state = model.losses(tokens[:, 256:], targets[:, 256:], state)
-        found[name] = tuple(handed)
-        assert [part.shape[-2] for part in next(iter(state.parts.values()))] == [keys - 4 for keys in handed]
+        found[name] = tuple(key_counts)
+        assert [cache.positions for cache in state.caches] == [keys - 4 for keys in key_counts]
         if not training:
-            assert state.nbytes_per_row() - 8 == 8 * model.state_size
+            assert state.nbytes_per_row() == state_bytes(model)
     wide, narrow = (199 + 4, 199 + 4), (64 + 4, 128 + 4) if training else (7 + 4, 78 + 4)
     assert found == {"wide": wide, "narrow": narrow}
 
 
-def test_a_long_segment_costs_what_its_spans_do() -> None:
-    """Operations by torch's own count: with short spans twice the tokens are twice the work."""
+def test_the_cost_of_a_long_segment_follows_from_its_spans() -> None:
+    """Floating-point operations counted by torch: with short spans, twice the tokens are twice the work."""
     model = make(torch.float32, span=2048, ramp=32).train()
 
     def work(count: int, *spans: list[float]) -> int:
@@ -180,37 +185,35 @@ def test_a_long_segment_costs_what_its_spans_do() -> None:
     assert work(2048, [2048, 0], [0, 3]) > 5 * long
 
 
-def test_a_span_that_shrank_or_grew_goes_on_from_the_memory_it_finds() -> None:
-    """A state of wide spans read with narrow ones gives what narrow ones would have kept."""
+def test_a_stream_continues_when_spans_shrink_or_grow() -> None:
+    """A cache of wide spans gives the same losses as that cache cut to the narrow spans."""
     model = make(span=32, ramp=2).eval()
     tokens, targets = text(2, 30)
     set_spans(model, [20, 3], [20, 3])
     _, wide = model.losses(tokens[:, :26], targets[:, :26])
     set_spans(model, [4, 3], [1, 3])
     found, _ = model.losses(tokens[:, 26:], targets[:, 26:], wide)
-    assert [part.shape[-2] for part in wide.parts["keys"]] == [21, 21]
-    by_hand = type(wide)(
-        wide.length.clamp(max=5),
-        {name: (part[0][..., -5:, :], part[1][..., -4:, :]) for name, part in wide.parts.items()},
-    )
-    expected, after = model.losses(tokens[:, 26:], targets[:, 26:], by_hand)
+    assert [cache.positions for cache in wide.caches] == [21, 21]
+    first, second = wide.caches
+    narrow = replace(wide, caches=(first.trim(5), second.trim(4)), length=wide.length.clamp(max=5))
+    expected, after = model.losses(tokens[:, 26:], targets[:, 26:], narrow)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     set_spans(model, [20, 3], [20, 3])
     _, grown = model.losses(tokens[:, :4], targets[:, :4], after)
     assert grown.length.tolist() == [9, 9]
 
 
-def test_reach_is_how_far_a_change_is_felt() -> None:
+def test_reach_is_the_distance_of_the_farthest_influence() -> None:
     model = make(span=12, ramp=3).eval()
     set_spans(model, [0.5, 2], [4.2, 1])
     assert model.distances_seen() == [5, 8]
     tokens, targets = text(1, 30)
     plain, _ = model.losses(tokens, targets)
-    for lag, felt in ((model.reach, True), (model.reach + 1, False)):
+    for lag, visible in ((model.reach(), True), (model.reach() + 1, False)):
         changed = tokens.clone()
         changed[0, 29 - lag] = (changed[0, 29 - lag] + 1) % 11
         moved, _ = model.losses(changed, targets)
-        assert (float((moved - plain)[0, -1].detach().abs()) > 1e-14) == felt, lag
+        assert (float((moved - plain)[0, -1].detach().abs()) > 1e-14) == visible, lag
 
 
 def test_the_penalty_is_on_the_mean_span_of_every_layer() -> None:
@@ -223,11 +226,11 @@ def test_the_penalty_is_on_the_mean_span_of_every_layer() -> None:
     torch.testing.assert_close(model.eval().training_loss(tokens, targets)[0], plain)
 
 
-def test_spans_fall_where_nothing_is_far_and_come_back_when_they_pay() -> None:
-    """A heavy penalty drives spans to nothing, and not beyond; a reward (its sign turned) lifts them again."""
+def test_spans_can_shrink_to_zero_and_grow_again() -> None:
+    """A large penalty drives spans to zero and not below; with the opposite sign they grow again."""
     model = make(span=40, ramp=4).train()
     set_spans(model, [20, 8], [12, 2])
-    optimizer = torch.optim.Adam([a.share for a in model._adaptive()], lr=0.05)
+    optimizer = torch.optim.Adam([layer.attention.adaptive.share for layer in model.layers], lr=0.05)
     tokens, targets = text(2, 8)
     highest = []
     for step in range(60):
@@ -237,12 +240,12 @@ def test_spans_fall_where_nothing_is_far_and_come_back_when_they_pay() -> None:
         optimizer.step()
         optimizer.zero_grad()
         highest.append(float(model.spans().detach().max()))
-        assert min(float(a.share.detach().min()) for a in model._adaptive()) > -0.6
+        assert min(float(n.attention.adaptive.share.detach().min()) for n in model.layers) > -0.6
     assert highest[29] == 0
     assert min(model.spans().flatten().tolist()) > 10
 
 
-def test_info_tells_the_spans(cli: Cli, tmp_path: Path) -> None:  # noqa: F811
+def test_info_reports_the_spans(cli: Cli, tmp_path: Path) -> None:  # noqa: F811
     model = make(torch.float32, vocabulary=256, span=64)
     set_spans(model, [16, 32], [0, 64])
     save_model(tmp_path / "m", model, ByteTokenizer(), notes=[])
@@ -254,9 +257,13 @@ def test_info_tells_the_spans(cli: Cli, tmp_path: Path) -> None:  # noqa: F811
 
 
 @pytest.mark.parametrize(
-    ("values", "sentence"),
-    [({"span": 0}, "span=0 must be at least 1"), ({"ramp": 0}, "ramp=0"), ({"span_penalty": -1.0}, "negative")],
+    ("values", "named"),
+    [
+        ({"span": 0}, r"model\.span=0.* 1"),
+        ({"ramp": 0}, r"model\.ramp=0.* 1"),
+        ({"span_penalty": -1.0}, r"model\.span_penalty=-1\.0"),
+    ],
 )
-def test_a_config_that_cannot_be_says_why(values: dict, sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
+def test_an_invalid_config_is_refused_with_the_key_and_its_value(values: dict, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
         build("adaptive-span", SMALL | values)

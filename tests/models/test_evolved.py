@@ -1,4 +1,4 @@
-"""The Evolved Transformer's block, computed again from the paper's figure with plain torch functions."""
+"""The Evolved Transformer against its block as drawn in the paper, in plain torch functions."""
 
 import pytest
 import torch
@@ -6,9 +6,9 @@ from torch.nn import functional as F
 
 from longspan.contract import LanguageModel
 from longspan.errors import ConfigError
-from longspan.layers.convolution import CausalSeparableConvolution
-from longspan.layers.positions import sinusoid
-from longspan.models.families import build
+from longspan.nn.convolution import CausalSeparableConvolution
+from longspan.nn.positions import sinusoid
+from tests.support import build
 
 SMALL = {"vocabulary": 11, "layers": 2, "width": 8, "heads": 2, "inner": 12, "segment": 16, "dropout": 0.0}
 
@@ -31,7 +31,7 @@ def norm(x: torch.Tensor, w: dict, name: str) -> torch.Tensor:
 
 
 def attention(x: torch.Tensor, w: dict, name: str, heads: int) -> torch.Tensor:
-    """One row, head by head, with a triangle of -inf."""
+    """One row, head by head, with a causal mask."""
     T, E = x.shape
     future = torch.full((T, T), float("-inf"), dtype=x.dtype).triu(1)
     q, k, v = (x @ w[f"{name}.{part}.weight"].t() for part in ("query", "key", "value"))
@@ -54,7 +54,7 @@ def separable(x: torch.Tensor, w: dict, name: str, kernel: int) -> torch.Tensor:
 
 
 def block(h: torch.Tensor, w: dict, heads: int) -> torch.Tensor:
-    """Figure 3, right, without what attends to the encoder."""
+    """Figure 3, right, without attention to an encoder."""
     h = h + attention(norm(h, w, "residuals.0.norm"), w, "wide_attention", 2 * heads)
     x = norm(h, w, "residuals.1.norm")
     left = torch.relu(separable(x, w, "left", 11))
@@ -69,8 +69,8 @@ def block(h: torch.Tensor, w: dict, heads: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def test_it_is_the_paper_s_figure() -> None:
-    """Two blocks over fourteen positions: longer than the longest kernel, in float64; every step of the way."""
+def test_the_block_equals_the_figure_of_the_paper() -> None:
+    """Two blocks over fourteen positions, more than the longest kernel, in float64; all hidden states."""
     model = make()
     tokens = text(1, 14)
     hidden, _ = model.hidden_states(tokens)
@@ -82,7 +82,7 @@ def test_it_is_the_paper_s_figure() -> None:
     torch.testing.assert_close(hidden[-1][0], h, rtol=0, atol=1e-10)
 
 
-def test_a_convolution_looks_left_and_not_beyond_its_document() -> None:
+def test_a_convolution_is_causal_and_stays_within_its_document() -> None:
     """Against a sum over taps, one position at a time, with and without documents, gradients too."""
     torch.manual_seed(0)
     conv = CausalSeparableConvolution(4, 6, 7).double()
@@ -111,8 +111,8 @@ def test_a_convolution_looks_left_and_not_beyond_its_document() -> None:
             torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
 
 
-def test_a_document_is_read_as_if_alone_also_where_kernels_would_reach_over() -> None:
-    """Changing every token before a document's first leaves it alone, at every place within the longest kernel."""
+def test_a_document_does_not_depend_on_the_previous_one_within_the_longest_kernel() -> None:
+    """Changing every token before a document does not change its logits, which equal those of the document alone."""
     model = make()
     tokens = text(1, 16)
     starts = torch.zeros(1, 16, dtype=torch.bool)
@@ -128,9 +128,9 @@ def test_a_document_is_read_as_if_alone_also_where_kernels_would_reach_over() ->
 
 
 @pytest.mark.parametrize(
-    ("values", "sentence"),
-    [({"width": 9, "heads": 3, "head_width": 2}, "width=9 must be even"), ({"width": 6}, "a head of width 3")],
+    ("values", "named"),
+    [({"width": 9, "heads": 3, "head_width": 2}, r"model\.width=9"), ({"width": 6}, r"width 3.*model\.heads=2")],
 )
-def test_a_config_that_cannot_be_says_why(values: dict, sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
+def test_an_invalid_config_is_refused_with_the_key_and_its_value(values: dict, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
         build("evolved", SMALL | values)

@@ -1,4 +1,6 @@
-"""The LSTM against torch.nn.LSTM stepped by hand, one token at a time."""
+"""The LSTM against torch.nn.LSTM, run one token at a time."""
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,8 +8,9 @@ from torch import nn
 
 from longspan.contract import UNBOUNDED
 from longspan.errors import ConfigError, StateError
-from longspan.layers import lstm as layer_module
-from longspan.models.families import build
+from longspan.models.families import state_bytes
+from longspan.nn import lstm as layer_module
+from tests.support import build
 
 SHAPE = {"vocabulary": 11, "layers": 3, "width": 7, "inner": 12, "segment": 8, "dropout": 0.0}
 
@@ -22,7 +25,7 @@ def make(dtype: torch.dtype = torch.float32, family: str = "lstm", **changes: ob
 
 
 def torch_layers(model: nn.Module) -> list[nn.LSTM]:
-    """torch's own layers, sharing the weights of ours."""
+    """torch.nn.LSTM layers that share the weights of the model."""
     copies = []
     for layer in model.layers:
         own = nn.LSTM(layer.input.in_features, layer.hidden.in_features, batch_first=True)
@@ -34,7 +37,7 @@ def torch_layers(model: nn.Module) -> list[nn.LSTM]:
 
 
 def stepped(model: nn.Module, tokens: torch.Tensor, starts: torch.Tensor | None = None) -> list[torch.Tensor]:
-    """The embedding and every layer's output, token by token; at a start that row's h and c are zeros."""
+    """The embedding and every layer's output, token by token; a document start sets h and c of its row to zero."""
     x = model.embedding.tables[0][tokens]
     hidden = [x]
     for own in torch_layers(model):
@@ -60,14 +63,14 @@ def some_text(rows: int = 3, count: int = 23) -> tuple[torch.Tensor, torch.Tenso
 
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("cuts", [[23], [1, 4, 5, 13], [9, 14]])
-def test_every_layer_is_torchs_own_stepped_by_hand(documents: bool, cuts: list[int]) -> None:
+def test_every_layer_equals_torch_one_token_at_a_time(documents: bool, cuts: list[int]) -> None:
     model = make().eval()
     tokens, starts = some_text()
     expected = stepped(model, tokens, starts if documents else None)
     state, pieces = None, []
     with torch.no_grad():
-        for piece, begins in zip(tokens.split(cuts, 1), starts.split(cuts, 1), strict=True):
-            hidden, state = model.hidden_states(piece, state, begins if documents else None)
+        for piece, here in zip(tokens.split(cuts, 1), starts.split(cuts, 1), strict=True):
+            hidden, state = model.hidden_states(piece, state, here if documents else None)
             pieces.append(hidden)
     for found, wanted in zip(zip(*pieces, strict=True), expected, strict=True):
         torch.testing.assert_close(torch.cat(found, 1), wanted, rtol=0, atol=1e-5)
@@ -76,21 +79,21 @@ def test_every_layer_is_torchs_own_stepped_by_hand(documents: bool, cuts: list[i
     torch.testing.assert_close(logits, expected[-1] @ table.T + bias, rtol=0, atol=1e-5)
 
 
-def test_what_is_too_long_for_one_call_is_read_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segment_too_long_for_one_kernel_call_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(2, 11, 3, generator=draw, dtype=torch.float64, requires_grad=True)
     h, c = torch.randn(2, 2, 4, generator=draw, dtype=torch.float64).unbind()
     weights = [torch.randn(16, n, generator=draw, dtype=torch.float64) for n in (3, 4)]
     weights += [torch.randn(16, generator=draw, dtype=torch.float64) for _ in range(2)]
-    whole = layer_module.lstm(x, h, c, weights)
+    complete = layer_module.lstm(x, h, c, weights)
     monkeypatch.setattr(layer_module, "LONGEST", 4)
     pieces = layer_module.lstm(x, h, c, weights)
-    torch.testing.assert_close(pieces, whole)
-    wanted, found = (torch.autograd.grad(out.sin().sum(), x)[0] for out, _, _ in (whole, pieces))
+    torch.testing.assert_close(pieces, complete)
+    wanted, found = (torch.autograd.grad(out.sin().sum(), x)[0] for out, _, _ in (complete, pieces))
     torch.testing.assert_close(found, wanted)
 
 
-def test_gradients_are_those_of_the_steps() -> None:
+def test_gradients_equal_those_of_single_steps() -> None:
     model = make(torch.float64).train()
     tokens, starts = some_text()
     weight = torch.randn(3, 23, 7, dtype=torch.float64)
@@ -103,7 +106,7 @@ def test_gradients_are_those_of_the_steps() -> None:
         torch.testing.assert_close(gradient, wanted, rtol=0, atol=1e-10)
 
 
-def test_a_segment_is_one_call_per_layer_and_one_more_per_place_a_document_begins(
+def test_a_segment_is_one_kernel_call_per_layer_plus_one_per_document_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, calls, kernel = make().eval(), [], layer_module.lstm
@@ -116,41 +119,45 @@ def test_a_segment_is_one_call_per_layer_and_one_more_per_place_a_document_begin
     assert calls == [4, 5, 13, 1] * 3
 
 
-def test_no_distance_hides_a_token_and_the_state_is_small() -> None:
+def test_context_is_unbounded_and_the_state_is_small() -> None:
     model = make(torch.float64).eval()
-    assert model.reach == UNBOUNDED
-    assert model.state_size == 2 * (12 + 12 + 7)
+    assert model.reach() == UNBOUNDED
+    assert state_bytes(model) == 8 + 8 * 2 * (12 + 12 + 7)
     tokens, _ = some_text(1, 80)
     changed = tokens.clone()
     changed[0, 0] = (changed[0, 0] + 1) % 11
     with torch.no_grad():
-        felt = (model(tokens)[0][0, -1] - model(changed)[0][0, -1]).abs().max()
-    assert felt > 1e-12
+        change = (model(tokens)[0][0, -1] - model(changed)[0][0, -1]).abs().max()
+    assert change > 1e-12
 
 
-def test_dropout_is_of_what_goes_up_and_never_along_time() -> None:
-    """With no way up (W = 0) the layers run on their biases and on what they carry, which dropout must not touch."""
+def test_dropout_acts_between_layers_and_never_along_time() -> None:
+    """With W = 0 a layer depends only on its biases and its state, which dropout must not change."""
     model = make(dropout=0.5, layers=1).train()
     with torch.no_grad():
         model.layers[0].input.weight.zero_()
     tokens, _ = some_text()
-    outputs = [model.read(tokens, None, None)[1] for _ in range(2)]
+    outputs = [model.run_layers(tokens, None, None)[1] for _ in range(2)]
     assert torch.equal(*outputs)
     assert not torch.equal(*[model.hidden_states(tokens)[0][-1] for _ in range(2)])
 
 
 def test_a_state_of_another_family_or_depth_is_refused() -> None:
     tokens, _ = some_text(1)
-    state = make().initial_state(1)
-    half = type(state)(state.length, {"h": state.parts["h"]})
-    with pytest.raises(StateError, match=r"\['h'\] of \[3\] layers; this model of 3 layers needs 'h' and 'c'"):
-        make().hidden_states(tokens, half)
-    with pytest.raises(StateError, match=r"of \[3\] layers; this model of 2 layers"):
+    other = build("transformer-xl", {"vocabulary": 11, "layers": 3, "width": 8, "heads": 2}).initial_state(1)
+    with pytest.raises(StateError, match=r"3 caches.*Memory.*3 layers.*LSTMCache"):
+        make().hidden_states(tokens, other)
+    with pytest.raises(StateError, match=r"3 caches.*LSTMCache.*2 layers"):
         make(layers=2).hidden_states(tokens, make().initial_state(1))
+    with pytest.raises(StateError, match=r"3 caches.*QRNNCache.*3 layers.*LSTMCache"):
+        make().hidden_states(tokens, make(family="qrnn").initial_state(1))
+    half = replace(make().initial_state(1), caches=make().initial_state(1).caches[:2])
+    with pytest.raises(StateError, match=r"2 caches.*3 layers"):
+        make().hidden_states(tokens, half)
 
 
-def test_a_bad_shape_is_told_in_a_sentence() -> None:
-    with pytest.raises(ConfigError, match=r"model.inner=0 must be at least 1"):
+def test_an_invalid_config_is_refused_with_the_key_and_its_value() -> None:
+    with pytest.raises(ConfigError, match=r"model\.inner=0.* 1"):
         make(inner=0)
-    with pytest.raises(ConfigError, match=r"no key called 'model.heads'"):
+    with pytest.raises(ConfigError, match=r"'model\.heads'"):
         make(heads=2)

@@ -1,11 +1,13 @@
-"""The QRNN against a plain loop over time, written from the paper's equations."""
+"""The QRNN against a loop over time that follows the equations of the paper."""
 
 import pytest
 import torch
 from torch import nn
 
+from longspan.cache.recurrent import QRNNCache
 from longspan.contract import UNBOUNDED
 from longspan.errors import ConfigError
+from longspan.models.families import state_bytes
 from tests.models.test_lstm import make, some_text
 
 
@@ -37,21 +39,21 @@ def looped(model: nn.Module, tokens: torch.Tensor, starts: torch.Tensor | None =
 @pytest.mark.parametrize("window", [1, 2])
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("cuts", [[23], [1, 4, 5, 13]])
-def test_every_layer_is_the_loop(documents: bool, window: int, cuts: list[int]) -> None:
+def test_every_layer_equals_the_loop(documents: bool, window: int, cuts: list[int]) -> None:
     model = qrnn(window=window).eval()
     tokens, starts = some_text()
     expected = looped(model, tokens, starts if documents else None)
     state, pieces = None, []
     with torch.no_grad():
-        for piece, begins in zip(tokens.split(cuts, 1), starts.split(cuts, 1), strict=True):
-            hidden, state = model.hidden_states(piece, state, begins if documents else None)
+        for piece, here in zip(tokens.split(cuts, 1), starts.split(cuts, 1), strict=True):
+            hidden, state = model.hidden_states(piece, state, here if documents else None)
             pieces.append(hidden)
     for found, wanted in zip(zip(*pieces, strict=True), expected, strict=True):
         torch.testing.assert_close(torch.cat(found, 1), wanted, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("window", [1, 2])
-def test_gradients_are_those_of_the_loop(window: int) -> None:
+def test_gradients_equal_those_of_the_loop(window: int) -> None:
     model = qrnn(torch.float64, window=window).train()
     tokens, starts = some_text()
     weight = torch.randn(3, 23, 7, dtype=torch.float64)
@@ -64,14 +66,15 @@ def test_gradients_are_those_of_the_loop(window: int) -> None:
         torch.testing.assert_close(gradient, wanted, rtol=0, atol=1e-10)
 
 
-def test_zoneout_keeps_cells_as_they_are() -> None:
-    """A zoned unit's c does not move, the others move as without; and while scoring each moves by its share."""
+def test_zoneout_keeps_cells_unchanged() -> None:
+    """In training c of some units is unchanged and the others are updated as usual; in evaluation every update is
+    scaled."""
     model = qrnn(torch.float64, layers=1, width=64, zoneout=0.3)
     layer, x = model.layers[0], torch.randn(2, 12, 64, dtype=torch.float64)
-    carried = tuple(torch.randn(2, 64, dtype=torch.float64) for _ in range(2))
+    carried = QRNNCache(*(torch.randn(2, 64, dtype=torch.float64) for _ in range(2)))
 
     def cells() -> torch.Tensor:
-        """c after every token, the state being carried by hand."""
+        """c after every token, one call per token."""
         state, steps = carried, [carried[1]]
         for t in range(12):
             _, state = layer(x[:, t : t + 1], state, None)
@@ -93,21 +96,21 @@ def test_zoneout_keeps_cells_as_they_are() -> None:
     torch.testing.assert_close(c[:, 1:], expected, rtol=0, atol=1e-10)
 
 
-def test_the_state_is_a_cell_and_an_input_per_layer() -> None:
+def test_a_layer_caches_its_cell_and_its_last_input() -> None:
     model = qrnn().eval()
-    assert model.reach == UNBOUNDED
-    assert model.state_size == (7 + 12) + (12 + 12) + (12 + 7)
+    assert model.reach() == UNBOUNDED
+    assert state_bytes(model) == 8 + 4 * ((7 + 12) + (12 + 12) + (12 + 7))
     _, state = model.hidden_states(some_text()[0])
-    assert [tuple(t.shape) for t in state.parts["x"]] == [(3, 7), (3, 12), (3, 12)]
-    assert [tuple(t.shape) for t in state.parts["c"]] == [(3, 12), (3, 12), (3, 7)]
-    assert set(qrnn(window=1).initial_state(1).parts) == {"c"}
-    narrow = qrnn(torch.bfloat16).initial_state(1).parts
-    assert narrow["x"][0].dtype == torch.bfloat16
-    assert narrow["c"][0].dtype == torch.float32, "a sum over the whole stream"
+    assert [tuple(cache.x.shape) for cache in state.caches] == [(3, 7), (3, 12), (3, 12)]
+    assert [tuple(cache.c.shape) for cache in state.caches] == [(3, 12), (3, 12), (3, 7)]
+    assert all(cache.x.numel() == 0 for cache in qrnn(window=1).initial_state(1).caches)
+    narrow = qrnn(torch.bfloat16).initial_state(1).caches[0]
+    assert narrow.x.dtype == torch.bfloat16
+    assert narrow.c.dtype == torch.float32, "it sums over the complete stream"
 
 
-def test_a_bad_window_is_told_in_a_sentence() -> None:
-    with pytest.raises(ConfigError, match=r"model.window=3 is no window of a qrnn; it takes 1 or 2"):
+def test_an_invalid_config_is_refused_with_the_key_and_its_value() -> None:
+    with pytest.raises(ConfigError, match=r"model\.window=3.*1 or 2"):
         qrnn(window=3)
-    with pytest.raises(ConfigError, match=r"model.zoneout=1.0 must lie in \[0, 1\)"):
+    with pytest.raises(ConfigError, match=r"model\.zoneout=1\.0.*\[0, 1\)"):
         qrnn(zoneout=1.0)

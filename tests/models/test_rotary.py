@@ -1,4 +1,4 @@
-"""Rotary positions against complex numbers, and the whole model against a plain rewriting in float64."""
+"""Rotary positions against complex numbers, and the model against its equations in float64."""
 
 import pytest
 import torch
@@ -6,14 +6,15 @@ from torch.nn import functional as F
 
 from longspan.errors import ConfigError
 from longspan.kernels.causal_attention import _blocks, block_mask, causal_attention
-from longspan.layers.positions import Rotation, rotary_table
-from longspan.models.families import build
+from longspan.nn.positions import Rotation, rotary_table
+from tests.support import build
 
 CPU = torch.device("cpu")
+LIKE = torch.zeros((), dtype=torch.float64)
 
 
-def turned(x: torch.Tensor, first: int = 0) -> torch.Tensor:
-    """Each pair as one complex number times e^(i place frequency)."""
+def rotated(x: torch.Tensor, first: int = 0) -> torch.Tensor:
+    """Each pair as one complex number times e^(i position frequency)."""
     half = x.shape[-1] // 2
     frequency = 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
     angle = (first + torch.arange(x.shape[-2], dtype=torch.float64))[:, None] * frequency
@@ -23,12 +24,12 @@ def turned(x: torch.Tensor, first: int = 0) -> torch.Tensor:
 
 def test_rotation_is_multiplication_by_a_complex_number() -> None:
     x = torch.randn(2, 3, 17, 10, dtype=torch.float64)
-    rotate = Rotation(rotary_table(40, 10, CPU)).last(17)
-    torch.testing.assert_close(rotate(x), turned(x, first=23), rtol=0, atol=1e-12)
+    rotate = Rotation(rotary_table(40, 10, LIKE)).last(17)
+    torch.testing.assert_close(rotate(x), rotated(x, first=23), rtol=0, atol=1e-12)
 
 
 @torch.no_grad()
-def test_the_model_is_the_equations_written_out() -> None:
+def test_the_model_equals_its_equations() -> None:
     torch.manual_seed(3)
     model = build(
         "rotary", {"vocabulary": 11, "layers": 2, "width": 12, "heads": 3, "inner": 20, "segment": 9, "memory": 4}
@@ -51,7 +52,7 @@ def test_the_model_is_the_equations_written_out() -> None:
         read = []
         for head in range(3):
             part = slice(4 * head, 4 * head + 4)
-            scores = (turned(q[:, part]) @ turned(k[:, part]).T / 2).masked_fill(hidden, -torch.inf)
+            scores = (rotated(q[:, part]) @ rotated(k[:, part]).T / 2).masked_fill(hidden, -torch.inf)
             read.append(scores.softmax(-1) @ v[:, part])
         h = h + torch.cat(read, 1) @ w[at + "attention.output.weight"].T
         x = rms(h, w[at + "feed_forward_residual.norm.weight"])
@@ -61,16 +62,16 @@ def test_the_model_is_the_equations_written_out() -> None:
     torch.testing.assert_close(model(tokens)[0][0], logits, rtol=0, atol=1e-10)
 
 
-def test_an_odd_head_is_refused() -> None:
-    with pytest.raises(ConfigError, match="head_width=5 is odd"):
+def test_an_odd_head_width_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.head_width=5"):
         build("rotary", {"head_width": 5})
 
 
 @pytest.mark.parametrize(("L", "K"), [(1, 1), (130, 130), (128, 300), (200, 513), (63, 190)])
 @pytest.mark.parametrize("window", [None, 1, 100, 128, 400])
 @pytest.mark.parametrize("documents", [False, True])
-def test_blocks_agree_with_the_mask_entry_by_entry(L: int, K: int, window: int | None, documents: bool) -> None:
-    """What the block mask visits covers all that is seen, and what it calls whole is seen whole."""
+def test_block_mask_agrees_with_the_mask_entry_by_entry(L: int, K: int, window: int | None, documents: bool) -> None:
+    """The blocks that are computed cover all visible entries, and blocks marked full have no masked entry."""
     torch.manual_seed(L + K)
     place = torch.arange(K - L, K)
     first = torch.minimum(torch.randint(0, K, (2, L)).sort(1).values, place) if documents else None
@@ -82,10 +83,10 @@ def test_blocks_agree_with_the_mask_entry_by_entry(L: int, K: int, window: int |
         if first is not None:
             seen &= j >= first[row][:, None]
         assert torch.equal(mask.mask_mod(torch.tensor(row), torch.tensor(0), i, j).expand(L, K), seen)
-        some, whole = (blocks[min(row, blocks.shape[0] - 1), 0] for blocks in _blocks(L, K, window, first, CPU))
+        some, full = (blocks[min(row, blocks.shape[0] - 1), 0] for blocks in _blocks(L, K, window, first, CPU))
         spread = lambda blocks: blocks.repeat_interleave(128, 0)[:L].repeat_interleave(128, 1)[:, :K]  # noqa: E731
         assert not (seen & ~spread(some)).any()
-        assert not (~seen & spread(whole)).any()
+        assert not (~seen & spread(full)).any()
 
 
 @pytest.mark.gpu

@@ -1,84 +1,110 @@
-"""What is Transformer-XL's own, beyond the contract."""
+"""Transformer-XL: properties of the paper's model beyond the contract, and the errors of its config."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from torch.nn import functional as F
 
+from longspan import config
+from longspan.cache import Memory
+from longspan.checkpoints.states import restore_state
 from longspan.config import keys
-from longspan.contract import State
-from longspan.errors import ConfigError, UnknownNameError
-from longspan.models.families import FAMILIES, build, name_of
-from longspan.training.optimizers import hidden_matrices
+from longspan.errors import ConfigError, StateError, UnknownNameError
+from longspan.models.families import family, known_families, name_of
+from longspan.reading import Reading
+from tests.support import READING, build
 
 SMALL = {"vocabulary": 11, "layers": 2, "width": 8, "heads": 2, "segment": 4, "memory": 6}
+# Each key of the config, and its name in the authors' PyTorch code (train.py and mem_transformer.py).
+AUTHORS_NAMES = {
+    "vocabulary": "n_token",
+    "layers": "n_layer",
+    "width": "d_model",
+    "heads": "n_head",
+    "head_width": "d_head",
+    "inner": "d_inner",
+    "dropout": "dropout",
+    "attention_dropout": "dropatt",
+    "norm": "pre_lnorm",
+    "shared_biases": "untie_r",
+    "embedding_width": "d_embed",
+    "cutoffs": "cutoffs",
+    "div_val": "div_val",
+    "tie_embedding": "tie_weight",
+    "tie_projections": "tie_projs",
+}
 
 
-def test_gradients_reach_the_projections_through_memory_but_not_the_past() -> None:
-    """The stop-gradient is on the hidden state only: Wk and Wv are trained by what they make of the memory."""
+def test_config_has_only_keys_of_the_paper_and_the_authors_code() -> None:
+    found = set(keys(family("transformer-xl").Config))
+    assert found == set(AUTHORS_NAMES)
+    assert len(found) <= 24
+
+
+def test_gradients_reach_the_projections_through_memory_but_stop_at_the_hidden_states() -> None:
+    """The stop-gradient is on the cached hidden states only: Wk and Wv get gradients from their use on the memory."""
     model = build("transformer-xl", SMALL | {"dropout": 0.0}).double()
     tokens = torch.randint(11, (1, 9))
     _, state = model.losses(tokens[:, :4], tokens[:, 1:5])
-    assert all(not t.requires_grad for t in state.parts["hidden"])
+    assert all(isinstance(cache, Memory) and not cache.hidden.requires_grad for cache in state.caches)
     losses, _ = model.losses(tokens[:, 4:5], tokens[:, 5:6], state)
     losses.sum().backward()
     embedding_rows = model.embedding.tables[0].grad.abs().sum(1)
-    with_memory = model.layers[0].attention.value.weight.grad.clone()
+    with_memory = model.layers[0].value.weight.grad.clone()
     model.zero_grad()
     losses, _ = model.losses(tokens[:, 4:5], tokens[:, 5:6], model.initial_state(1))
     losses.sum().backward()
-    assert (with_memory - model.layers[0].attention.value.weight.grad).abs().max() > 1e-9
+    assert (with_memory - model.layers[0].value.weight.grad).abs().max() > 1e-9
     assert embedding_rows.isfinite().all()
 
 
-def test_an_empty_memory_of_full_size_is_an_empty_memory() -> None:
-    """A training step may keep its shapes from the first segment on: positions beyond `length` are not attended to."""
+def test_invalid_positions_of_a_full_size_memory_are_not_attended_to() -> None:
+    """Training can keep its shapes fixed from the first segment on: positions beyond `length` are masked."""
     model = build("transformer-xl", SMALL | {"dropout": 0.0}).double()
     tokens = torch.randint(11, (2, 5))
-    empty = model.initial_state(2)
-    noise = tuple(torch.randn(2, 6, 8, dtype=torch.float64) for _ in range(2))
-    full = type(empty)(empty.length, {"hidden": noise})
+    empty, filled = model.initial_state(2), model.initial_state(2, filled=True)
+    assert [cache.positions for cache in filled.caches] == [6, 6]
+    noise = filled.map(lambda t: torch.randn_like(t) if t.is_floating_point() else t)
     a, after_a = model.losses(tokens[:, :-1], tokens[:, 1:], empty)
-    b, after_b = model.losses(tokens[:, :-1], tokens[:, 1:], full)
+    b, after_b = model.losses(tokens[:, :-1], tokens[:, 1:], noise)
     torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
     assert torch.equal(after_a.length, after_b.length)
 
 
-@pytest.mark.parametrize("memory", [3, 6], ids=["segment fills it", "segment does not"])
-def test_a_memory_known_to_be_whole_is_not_masked_and_reads_the_same(memory: int) -> None:
+@pytest.mark.parametrize("memory", [3, 6], ids=["segment fills memory", "segment is shorter"])
+def test_a_full_state_gives_the_same_losses_without_a_mask(memory: int) -> None:
     model = build("transformer-xl", SMALL | {"memory": memory, "dropout": 0.0}).double().eval()
     tokens = torch.randint(11, (2, 41))
-    known = model.initial_state(2)
+    state = model.initial_state(2)
     for at in range(0, 40, 4):
-        asked = (tokens[:, at : at + 4], tokens[:, at + 1 : at + 5])
-        losses, after = model.losses(*asked, known)
-        masked, _ = model.losses(*asked, replace(known, whole=False))
-        assert known.whole
-        assert torch.equal(known.length, torch.full((2,), min(at, memory)))
+        segment = (tokens[:, at : at + 4], tokens[:, at + 1 : at + 5])
+        losses, after = model.losses(*segment, state)
+        masked, _ = model.losses(*segment, replace(state, full=False))
+        assert state.full
+        assert torch.equal(state.length, torch.full((2,), min(at, memory)))
         torch.testing.assert_close(losses, masked, rtol=0, atol=1e-12)
-        known = after
+        state = after
 
 
-def test_whether_a_memory_is_whole_is_known_only_where_it_is_so() -> None:
+def test_a_state_is_marked_full_only_when_all_positions_are_valid() -> None:
     model = build("transformer-xl", SMALL | {"dropout": 0.0}).eval()
     tokens, starts = torch.randint(11, (2, 8)), torch.zeros(2, 4, dtype=torch.bool)
     starts[0, 2] = True
-    _, read = model.hidden_states(tokens[:, :4])
-    assert read.whole
-    assert State.from_tensors(read.tensors()).whole
-    assert not read.reset(torch.tensor([True, False])).whole
-    assert not State.from_tensors(read.reset(torch.tensor([True, False])).tensors()).whole
-    _, begun = model.hidden_states(tokens[:, 4:], read, starts)
-    assert not begun.whole
-    _, later = model.hidden_states(tokens[:, :4], begun)
-    assert not later.whole
-    _, full = model.hidden_states(tokens, begun)  # eight positions, of which six are kept
-    assert full.whole
-    assert full.length.tolist() == [6, 6]
+    _, first = model.hidden_states(tokens[:, :4])
+    assert first.full
+    one_reset = first.reset(torch.tensor([True, False]))
+    assert not one_reset.full
+    assert not restore_state(model, one_reset.tensors(), one_reset.reading).full
+    _, with_start = model.hidden_states(tokens[:, 4:], first, starts)
+    assert not with_start.full
+    _, later = model.hidden_states(tokens[:, :4], with_start)
+    assert not later.full
+    _, refilled = model.hidden_states(tokens, with_start)  # eight positions, of which six are kept
+    assert refilled.full
+    assert refilled.length.tolist() == [6, 6]
 
 
-def test_dropout_acts_in_training_only() -> None:
+def test_dropout_is_active_in_training_only() -> None:
     model = build("transformer-xl", SMALL | {"dropout": 0.5, "attention_dropout": 0.5})
     tokens = torch.randint(11, (2, 5))
     draw = lambda: model.losses(tokens[:, :-1], tokens[:, 1:], model.initial_state(2))[0]  # noqa: E731
@@ -87,88 +113,66 @@ def test_dropout_acts_in_training_only() -> None:
     assert torch.equal(draw(), draw())
 
 
-def test_shared_biases_are_one_pair_and_own_ones_a_pair_per_layer() -> None:
+def test_shared_biases_are_one_pair_and_unshared_ones_a_pair_per_layer() -> None:
     shared, own = build("transformer-xl", SMALL), build("transformer-xl", SMALL | {"shared_biases": False})
     count = lambda m: sum(p.numel() for n, p in m.named_parameters() if n.split(".")[-1] in ("u", "w"))  # noqa: E731
     assert (count(shared), count(own)) == (2 * 8, 2 * 2 * 8)
 
 
-@torch.no_grad()
-def test_a_convolution_mixes_what_every_layer_reads_and_remembers() -> None:
-    """Over three segments, written out as one conv1d over the stream in front of each layer."""
-    model = build("transformer-xl", SMALL | {"memory": 12, "convolution": 3}).double().eval()
-    for parameter in model.parameters():
-        parameter.normal_(0, 0.3)
-    tokens, state, pieces = torch.randint(11, (2, 12)), model.initial_state(2, projected=False), []
-    for piece in tokens.split(4, dim=1):
-        hidden, state = model.hidden_states(piece, state)
-        pieces.append(hidden)
-    found = [torch.cat(parts, dim=1) for parts in zip(*pieces, strict=True)]
-    h = model.embedding(tokens)
-    for n, layer in enumerate(model.layers):
-        taps = torch.cat([model.convolutions[n].weight.flip(0), torch.ones(1, 8)])  # the input itself counts once
-        mixed = F.conv1d(F.pad(h.transpose(1, 2), (3, 0)), taps.t()[:, None], groups=8).transpose(1, 2)
-        torch.testing.assert_close(found[n], mixed, rtol=0, atol=1e-12)
-        torch.testing.assert_close(state.parts["hidden"][n], mixed, rtol=0, atol=1e-12)
-        torch.testing.assert_close(state.parts["tails"][n], h[:, -3:], rtol=0, atol=1e-12)
-        h = layer(mixed, *layer.keys_values(mixed), model.positions(12)(layer), None, None)
-    torch.testing.assert_close(found[-1], h, rtol=0, atol=1e-12)
-
-
-@torch.no_grad()
-def test_a_decoder_begins_right_after_a_document_has() -> None:
-    """Its tails hold nothing of the document before, though the last tokens read were that one's."""
-    model = build("transformer-xl", SMALL | {"memory": 6, "convolution": 3}).double().eval()
-    for parameter in model.parameters():
-        parameter.normal_(0, 0.3)
-    tokens, starts = torch.randint(11, (2, 8)), torch.zeros(2, 5, dtype=torch.bool)
-    starts[:, 4] = True
-    _, state = model.hidden_states(tokens[:, :5], starts=starts)
-    alone, _ = model(tokens[:, 4:])
-    decoder = model.decoder(state)
-    for place in range(5, 8):
-        torch.testing.assert_close(decoder.step(tokens[:, place]), alone[:, place - 4], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("family", ["transformer-xl", "rotary", "vanilla"])
-def test_a_convolution_costs_a_number_per_tap_unit_and_layer(family: str) -> None:
-    values = {key: value for key, value in SMALL.items() if key in keys(FAMILIES[family].Config)}
-    plain, mixed = (build(family, values | {"convolution": taps}) for taps in (0, 3))
-    assert mixed.parameter_count - plain.parameter_count == 2 * 3 * 8
-    assert mixed.state_size - plain.state_size == (2 * 3 * 8 if mixed.has_memory else 0)
-    assert hidden_matrices(mixed) == hidden_matrices(plain)
+@pytest.mark.parametrize("name", ["transformer-xl", "longspan-xl"])
+def test_a_state_of_another_depth_is_refused(name: str) -> None:
+    shallow, deep = (build(name, SMALL | {"layers": layers}) for layers in (2, 3))
+    tokens = torch.randint(11, (1, 4))
+    with pytest.raises(StateError, match=r"3 caches.*2 layers"):
+        shallow(tokens, deep.initial_state(1))
+    with pytest.raises(StateError, match=r"2 caches.*3 layers"):
+        deep(tokens, shallow.initial_state(1))
 
 
 @pytest.mark.parametrize(
-    ("values", "sentence"),
+    ("values", "named"),
     [
-        ({"convolution": 7}, "memory=6 is shorter than the 7 positions model.convolution takes in; use 7 or more"),
-        ({"convolution": -1}, "convolution=-1 must not be negative"),
-        ({"width": 17}, "width=17 is not divisible by heads=2; try 16 or 18"),
-        ({"memory": 0, "same_length": True}, "leaves it none"),
-        ({"memory": -1}, "must not be negative"),
-        ({"clamp": -3}, "must not be negative"),
-        ({"dropout": 1.0}, r"must lie in \[0, 1\)"),
-        ({"layers": 0}, "at least 1"),
-        ({"cutoffs": [5, 4]}, "must rise"),
-        ({"cutoffs": [5, 11]}, "must rise"),
-        ({"cutoffs": [2, 4, 6, 8], "div_val": 4}, "no width"),
-        ({"layers": 2.5}, "a whole number"),
-        ({"layers": True}, "a whole number"),
-        ({"norm": "pree"}, "did you mean 'pre'"),
-        ({"same_length": "yes"}, "true or false"),
-        ({"cutoffs": 5}, "a list of a whole number"),
-        ({"memroy": 5}, "did you mean 'model.memory'"),
+        ({"width": 17}, r"width=17.*heads=2.*16 or 18"),
+        ({"memory": 0, "same_length": True}, r"same_length=true.*memory"),
+        ({"memory": -1}, r"memory=-1.* 0 "),
+        ({"clamp": -3}, r"clamp=-3.* 0 "),
+        ({"dropout": 1.0}, r"model\.dropout=1\.0.*\[0, 1\)"),
+        ({"layers": 0}, r"model\.layers=0.* 1"),
+        ({"cutoffs": [5, 4]}, r"model\.cutoffs=\[5, 4\].*11"),
+        ({"cutoffs": [5, 11]}, r"model\.cutoffs=\[5, 11\].*11"),
+        ({"cutoffs": [2, 4, 6, 8], "div_val": 4}, r"model\.div_val=4.*5 clusters"),
+        ({"layers": 2.5}, r"model\.layers=2\.5"),
+        ({"layers": True}, r"model\.layers=true"),
+        ({"norm": "pree"}, r"model\.norm.*'pree'.*'pre'"),
+        ({"cutoffs": 5}, r"model\.cutoffs=5"),
     ],
 )
-def test_a_config_that_cannot_be_says_why(values: dict, sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
+def test_an_invalid_config_is_refused_with_the_key_and_its_value(values: dict, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
         build("transformer-xl", SMALL | values)
 
 
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"same_length": "yes"}, r"reading\.same_length=.yes.*true or false"),
+        ({"memroy": 5}, r"'reading\.memroy'.*'reading\.memory'"),
+    ],
+)
+def test_an_invalid_reading_is_refused_with_the_key_and_its_value(values: dict, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        config.build(Reading, values, "reading")
+
+
+@pytest.mark.parametrize("key", ["memory", "convolution", "pointer_width", "final_norm", "activation", "position"])
+def test_settings_of_the_reading_and_of_longspan_xl_are_unknown_keys(key: str) -> None:
+    with pytest.raises(UnknownNameError, match=rf"'model\.{key}'"):
+        config.build(family("transformer-xl").Config, {key: 0}, "model")
+
+
 def test_families_are_found_by_name() -> None:
-    for name, cls in FAMILIES.items():
-        values = {key: value for key, value in SMALL.items() if key in keys(cls.Config) and key != "memory"}
-        assert name_of(build(name, values)) == name
-    with pytest.raises(UnknownNameError, match="did you mean 'transformer-xl'"):
+    for name in known_families():
+        known = {*keys(family(name).Config), *READING} - {"memory"}
+        assert name_of(build(name, {key: value for key, value in SMALL.items() if key in known})) == name
+    with pytest.raises(UnknownNameError, match=r"'transformerxl'.*'transformer-xl'"):
         build("transformerxl", {})

@@ -1,4 +1,4 @@
-"""What is the Universal Transformer's own: one block again and again, and positions that halt on their own."""
+"""The Universal Transformer: a repeated block, and positions that halt independently."""
 
 import math
 from pathlib import Path
@@ -10,10 +10,10 @@ from torch import nn
 from longspan.checkpoints.model_folder import save_model
 from longspan.contract import LanguageModel
 from longspan.errors import ConfigError
-from longspan.layers.ponder import Ponder
-from longspan.models.families import build
-from longspan.tokens import ByteTokenizer
+from longspan.nn.ponder import Ponder
+from longspan.tokenizers import ByteTokenizer
 from tests.cli.conftest import Cli, cli  # noqa: F401 (a fixture)
+from tests.support import build
 
 SMALL = {"vocabulary": 11, "width": 8, "heads": 2, "inner": 12, "segment": 16, "dropout": 0.0}
 
@@ -33,7 +33,7 @@ def text(rows: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def torch_layer(model: LanguageModel) -> nn.TransformerEncoderLayer:
-    """torch's own layer with the weights of the shared block."""
+    """torch's encoder layer with the weights of the shared block."""
     ours, c = model.layers[0], model.config
     theirs = nn.TransformerEncoderLayer(c.width, c.heads, c.inner, 0.0, batch_first=True).to(
         ours.attention.query.weight
@@ -56,9 +56,9 @@ def torch_layer(model: LanguageModel) -> nn.TransformerEncoderLayer:
     return theirs.eval()
 
 
-def signal(place: int, step: int, width: int) -> torch.Tensor:
-    """Sines of every frequency, then cosines, of the place and of the step, added."""
-    angles = [[p / 10000 ** (2 * k / width) for k in range(width // 2)] for p in (place, step)]
+def signal(position: int, step: int, width: int) -> torch.Tensor:
+    """Sines of every frequency, then cosines, of the position and of the step, added."""
+    angles = [[p / 10000 ** (2 * k / width) for k in range(width // 2)] for p in (position, step)]
     values = [sum(f(a[k]) for a in angles) for f in (math.sin, math.cos) for k in range(width // 2)]
     return torch.tensor(values, dtype=torch.float64)
 
@@ -72,7 +72,7 @@ def apply(theirs: nn.Module, s: torch.Tensor, step: int) -> torch.Tensor:
 
 @torch.no_grad()
 def test_one_step_is_one_layer() -> None:
-    """Against torch's own encoder layer with a causal mask, in float32."""
+    """Against torch's encoder layer with a causal mask, in float32."""
     model = make(torch.float32, steps=1)
     tokens, _ = text(2, 12)
     hidden, _ = model.hidden_states(tokens)
@@ -82,7 +82,7 @@ def test_one_step_is_one_layer() -> None:
 
 
 @torch.no_grad()
-def test_where_nothing_halts_it_is_the_same_layer_every_time() -> None:
+def test_without_halting_the_same_layer_is_applied_at_every_step() -> None:
     model = make(steps=4)
     model.halting.weight.zero_()
     model.halting.bias.fill_(-60.0)
@@ -94,12 +94,12 @@ def test_where_nothing_halts_it_is_the_same_layer_every_time() -> None:
         torch.testing.assert_close(hidden[step], s, rtol=0, atol=1e-10)
 
 
-def by_hand(model: LanguageModel, tokens: torch.Tensor) -> tuple[torch.Tensor, list[list[float]]]:
-    """Graves 2016 with one position at a time; gives outputs, and [steps, remainder] of every position."""
+def halting_reference(model: LanguageModel, tokens: torch.Tensor) -> tuple[torch.Tensor, list[list[float]]]:
+    """Graves 2016, one position at a time: outputs, and [steps, remainder] of every position."""
     c, theirs = model.config, torch_layer(model)
     s = model.embedding(tokens[None])[0]
     T = len(tokens)
-    total, out, told = [0.0] * T, torch.zeros_like(s), [[0, 0.0] for _ in range(T)]
+    total, out, counts = [0.0] * T, torch.zeros_like(s), [[0, 0.0] for _ in range(T)]
     halted = [False] * T
     for step in range(1, c.steps + 1):
         moved = apply(theirs, s[None], step)[0]
@@ -109,36 +109,37 @@ def by_hand(model: LanguageModel, tokens: torch.Tensor) -> tuple[torch.Tensor, l
                 continue
             p = float(torch.sigmoid(model.halting(s[i] + signal(i, step, c.width))))
             after[i] = moved[i]
-            told[i][0] += 1
+            counts[i][0] += 1
             if total[i] + p > c.threshold or step == c.steps:
-                halted[i], told[i][1] = True, 1 - total[i]
+                halted[i], counts[i][1] = True, 1 - total[i]
                 out[i] += (1 - total[i]) * moved[i]
             else:
                 total[i] += p
                 out[i] += p * moved[i]
         s = after
-    return out, told
+    return out, counts
 
 
 @torch.no_grad()
-def test_positions_halt_on_their_own_and_are_still_attended_to() -> None:
+def test_positions_halt_independently_and_are_still_attended_to() -> None:
     model = make(steps=6, threshold=0.9)
     model.halting.weight.normal_(0, 0.5, generator=torch.Generator().manual_seed(1))
     tokens, targets = text(2, 14)
     hidden, _ = model.hidden_states(tokens)
-    rows = [by_hand(model, row) for row in tokens]
+    rows = [halting_reference(model, row) for row in tokens]
     torch.testing.assert_close(hidden[-1], torch.stack([out for out, _ in rows]), rtol=0, atol=1e-10)
-    taken = [n for _, told in rows for n, _ in told]
+    taken = [n for _, counts in rows for n, _ in counts]
     assert len(set(taken)) >= 3, "the case must have positions that halt early and late"
     assert model.facts()["mean_steps"] == pytest.approx(sum(taken) / len(taken))
     plain = model.losses(tokens, targets)[0].mean()
     loss, _ = model.train().training_loss(tokens, targets)
-    cost = sum(n + rest for _, told in rows for n, rest in told) / len(taken)
+    cost = sum(n + rest for _, counts in rows for n, rest in counts) / len(taken)
     assert float(loss - plain) == pytest.approx(0.01 * cost)
 
 
-def test_what_a_step_counts_for_adds_up_to_one_and_the_cost_has_the_gradient_of_the_remainder() -> None:
-    """p = 0.3, 0.4, 0.5, ... at a threshold of 0.99: halts at the third step, remainder 0.3; and at 2 steps at most."""
+def test_weights_of_steps_sum_to_one_and_the_cost_has_the_gradient_of_the_remainder() -> None:
+    """p = 0.3, 0.4, 0.5, ... at a threshold of 0.99: halts at the third step, remainder 0.3; then with at most 2
+    steps."""
     p = torch.tensor([0.3, 0.4, 0.5, 0.6], dtype=torch.float64, requires_grad=True)
     for last, steps, weights, slope in ((3, 3, [0.3, 0.4, 0.3, 0], [-1, -1, 0, 0]), (1, 2, [0.3, 0.7], [-1, 0, 0, 0])):
         ponder = Ponder(torch.zeros(1, 1, dtype=torch.float64), 0.99)
@@ -149,8 +150,8 @@ def test_what_a_step_counts_for_adds_up_to_one_and_the_cost_has_the_gradient_of_
         assert gradient.tolist() == slope
 
 
-def test_all_halted_ends_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Positions sure to halt at the first step apply the block once, however many steps there are."""
+def test_steps_end_when_all_positions_have_halted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions that halt at the first step apply the block once, whatever the maximum number of steps."""
     model = make(steps=50)
     with torch.no_grad():
         model.halting.bias.fill_(60.0)
@@ -163,16 +164,20 @@ def test_all_halted_ends_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(hidden) == 51
 
 
-def test_eval_tells_the_mean_steps(cli: Cli, tmp_path: Path) -> None:  # noqa: F811
+def test_eval_reports_the_mean_steps(cli: Cli, tmp_path: Path) -> None:  # noqa: F811
     save_model(tmp_path / "m", make(torch.float32, vocabulary=256, steps=3), ByteTokenizer(), notes=[])
     (tmp_path / "text.txt").write_bytes(b"as often as needed, and no more. " * 4)
     assert 1 <= cli("eval", "m", "--data", "text.txt", "--json").json["mean_steps"] <= 3
 
 
 @pytest.mark.parametrize(
-    ("values", "sentence"),
-    [({"steps": 0}, "steps=0 must be at least 1"), ({"threshold": 0.0}, "threshold"), ({"ponder": -0.1}, "negative")],
+    ("values", "named"),
+    [
+        ({"steps": 0}, r"model\.steps=0.* 1"),
+        ({"threshold": 0.0}, r"model\.threshold=0\.0"),
+        ({"ponder": -0.1}, r"model\.ponder=-0\.1"),
+    ],
 )
-def test_a_config_that_cannot_be_says_why(values: dict, sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
+def test_an_invalid_config_is_refused_with_the_key_and_its_value(values: dict, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
         build("universal", SMALL | values)

@@ -1,12 +1,12 @@
-"""Al-Rfou's auxiliary losses, computed by hand from hidden states."""
+"""The auxiliary losses of Al-Rfou et al. 2018, computed step by step from hidden states."""
 
 import pytest
 import torch
 
 from longspan.errors import ConfigError
-from longspan.models.families import build
 from longspan.models.vanilla import Vanilla
 from longspan.training.recipe import load_recipe
+from tests.support import build
 
 LAYERS = 4
 SMALL = {
@@ -15,6 +15,7 @@ SMALL = {
     "width": 8,
     "heads": 2,
     "segment": 12,
+    "max_distance": 11,
     "dropout": 0.0,
     "position": "learned",
 }
@@ -36,7 +37,7 @@ def text() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def classifier(model: Vanilla, layer: int, ahead: int):
-    """Weight and bias; layers and targets are counted from 1, the layers' classifiers lie one after another."""
+    """Weight and bias of the classifier of a layer for the token `ahead` positions later; both are counted from 1."""
     head = (
         model.head
         if (layer, ahead) == (LAYERS, 1)
@@ -45,8 +46,8 @@ def classifier(model: Vanilla, layer: int, ahead: int):
     return head.tables[0], head.biases[0]
 
 
-def by_hand(model: Vanilla, layer: int, ahead: int) -> torch.Tensor:
-    """Position t of that layer predicts token t + ahead; the text's last tokens are x_1 .. x_12."""
+def expected_loss(model: Vanilla, layer: int, ahead: int) -> torch.Tensor:
+    """The mean loss of that layer when position t predicts token t + ahead."""
     tokens, targets = text()
     hidden, _ = model.hidden_states(tokens)
     weight, bias = classifier(model, layer, ahead)
@@ -72,10 +73,14 @@ def by_hand(model: Vanilla, layer: int, ahead: int) -> torch.Tensor:
         (1.0, {4: 1}),
     ],
 )
-def test_layer_l_of_n_fades_until_l_of_2n_of_training(progress: float, shares: dict[int, float]) -> None:
+def test_the_loss_of_layer_l_of_n_falls_to_zero_at_progress_l_over_2n(
+    progress: float, shares: dict[int, float]
+) -> None:
     model, (tokens, targets) = make(**BOTH), text()
     found, _ = model.training_loss(tokens, targets, progress=progress)
-    expected = sum(c * (by_hand(model, layer, 1) + 0.5 * by_hand(model, layer, 2)) for layer, c in shares.items())
+    expected = sum(
+        c * (expected_loss(model, layer, 1) + 0.5 * expected_loss(model, layer, 2)) for layer, c in shares.items()
+    )
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     compiled, _ = model.training_loss(tokens, targets, progress=torch.tensor(progress, dtype=torch.float64))
     torch.testing.assert_close(compiled, expected, rtol=0, atol=1e-12)
@@ -90,24 +95,24 @@ def test_layer_l_of_n_fades_until_l_of_2n_of_training(progress: float, shares: d
         ({"layer_losses": True}, [(n, 1, 1.0) for n in (1, 2, 3, 4)]),
     ],
 )
-def test_each_kind_alone(changes: dict, parts: list[tuple[int, int, float]]) -> None:
+def test_each_kind_of_auxiliary_loss_alone(changes: dict, parts: list[tuple[int, int, float]]) -> None:
     model = make(**changes)
     found, _ = model.training_loss(*text())
-    expected = sum(weight * by_hand(model, layer, ahead) for layer, ahead, weight in parts)
+    expected = sum(weight * expected_loss(model, layer, ahead) for layer, ahead, weight in parts)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-def test_a_second_target_s_classifier_learns_from_second_targets_alone() -> None:
+def test_the_classifier_of_the_second_target_gets_gradients_from_second_targets_only() -> None:
     model, (tokens, targets) = make(**BOTH), text()
     loss, _ = model.training_loss(tokens, targets)
     for layer in range(1, LAYERS + 1):
         second = classifier(model, layer, 2)
         found = torch.autograd.grad(loss, second, retain_graph=True)
-        expected = torch.autograd.grad(0.5 * by_hand(model, layer, 2), second)
+        expected = torch.autograd.grad(0.5 * expected_loss(model, layer, 2), second)
         for a, b in zip(found, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
     changed = targets.clone()
-    changed[:, 0] = (changed[:, 0] + 1) % 11  # nobody's second target
+    changed[:, 0] = (changed[:, 0] + 1) % 11  # the second target of no position
     other, _ = model.training_loss(tokens, changed)
     pairs = [(classifier(model, layer, ahead)[0], ahead) for layer in range(1, LAYERS + 1) for ahead in (1, 2)]
     for weight, ahead in pairs:
@@ -115,23 +120,23 @@ def test_a_second_target_s_classifier_learns_from_second_targets_alone() -> None
         assert torch.equal(a, b) == (ahead == 2)
 
 
-def test_scoring_knows_nothing_of_them() -> None:
+def test_scoring_does_not_use_auxiliary_losses() -> None:
     model, plain, (tokens, targets) = make(**BOTH), make(), text()
-    left = plain.load_state_dict(model.state_dict(), strict=False)
-    assert not left.missing_keys
-    assert all(name.startswith("auxiliary.") for name in left.unexpected_keys)
+    result = plain.load_state_dict(model.state_dict(), strict=False)
+    assert not result.missing_keys
+    assert all(name.startswith("auxiliary.") for name in result.unexpected_keys)
     assert torch.equal(model.losses(tokens, targets)[0], plain.losses(tokens, targets)[0])
     assert torch.equal(model(tokens)[0], plain(tokens)[0])
     assert torch.equal(plain.training_loss(tokens, targets)[0], plain.losses(tokens, targets)[0].mean())
 
 
-def test_a_segment_too_short_for_a_second_target() -> None:
+def test_a_segment_of_one_token_has_no_second_target() -> None:
     model, (tokens, targets) = make(targets=2), text()
     found, _ = model.training_loss(tokens[:, :1], targets[:, :1])
     torch.testing.assert_close(found, model.losses(tokens[:, :1], targets[:, :1])[0].mean())
 
 
-def test_a_large_vocabulary_keeps_its_clusters() -> None:
+def test_auxiliary_classifiers_use_the_adaptive_softmax() -> None:
     model, (tokens, targets) = make(cutoffs=[3, 7], div_val=2, tie_projections=True, **BOTH), text()
     hidden, _ = model.hidden_states(tokens)
     found, _ = model.training_loss(tokens, targets, progress=0.4)
@@ -141,8 +146,8 @@ def test_a_large_vocabulary_keeps_its_clusters() -> None:
 
 
 @pytest.mark.parametrize(("inner", "count"), [(1792, 41_083_904), (2048, 44_232_704)])
-def test_the_recipe_counts_its_classifiers(inner: int, count: int) -> None:
-    """As large as its rivals, and one key away from the 44M of the paper; counted by hand."""
+def test_the_parameter_count_of_the_recipe_includes_the_classifiers(inner: int, count: int) -> None:
+    """As many as the other recipes, and 44M as in the paper with another `inner`; counted from the shapes."""
     recipe = load_recipe("enwik8-al-rfou", [] if inner == 1792 else [f"model.inner={inner}"])
     with torch.device("meta"):
         model = Vanilla(recipe.model)
@@ -156,6 +161,7 @@ def test_the_recipe_counts_its_classifiers(inner: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("targets", [0, 13])
-def test_targets_that_cannot_be_are_told(targets: int) -> None:
-    with pytest.raises(ConfigError, match=rf"model.targets={targets} must lie between 1 and the segment of 12"):
+def test_targets_beyond_the_segment_are_refused(targets: int) -> None:
+    limit = " 1" if targets < 1 else "segment.* 12"
+    with pytest.raises(ConfigError, match=rf"model\.targets={targets}.*{limit}"):
         build("vanilla", SMALL | {"targets": targets})

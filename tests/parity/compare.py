@@ -1,6 +1,6 @@
-"""Makes the fixtures again from the package, in its own environment, and compares them with the committed ones.
+"""Computes the fixtures again with `transformers` and compares them with the committed ones.
 
-`make parity` runs this: python tests/parity/compare.py
+`make parity` runs it in a separate environment: python tests/parity/compare.py
 """
 
 import json
@@ -14,13 +14,13 @@ import torch
 from make_fixtures import FIXTURES, make
 from safetensors.torch import load_file
 
-TOLERANCE = 1e-6  # relative for numbers above 1: another machine sums in another order
+TOLERANCE = 1e-6  # absolute and relative: machines may sum in another order
 
 
 def read(path: Path) -> dict[str, Any]:
     if path.suffix == ".json":
         return json.loads(path.read_text())
-    if path.suffix == ".pkl":  # one of ours, so it may be run; its objects have no equality
+    if path.suffix == ".pkl":  # made here, so it is safe to unpickle; its objects cannot be compared
         values = pickle.loads(path.read_bytes())
         return {key: values[key] for key in ("idx2sym", "sym2idx", "lower_case", "delimiter", "unk_idx")}
     return load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
@@ -31,12 +31,12 @@ def differences(committed: Path, made: Path) -> list[str]:
     found = []
     for name in names:
         if not ((committed / name).is_file() and (made / name).is_file()):
-            found.append(f"{name}: only {'committed' if (committed / name).is_file() else 'made'}")
+            found.append(f"{name}: only {'committed' if (committed / name).is_file() else 'recomputed'}")
             continue
         old, new = read(committed / name), read(made / name)
         for key in sorted(old.keys() | new.keys()):
             if key not in old or key not in new:
-                found.append(f"{name}: {key} only {'committed' if key in old else 'made'}")
+                found.append(f"{name}: {key} only {'committed' if key in old else 'recomputed'}")
             elif not same(old[key], new[key]):
                 found.append(f"{name}: {key} differs")
     return found
@@ -54,5 +54,5 @@ if __name__ == "__main__":
         make(Path(folder))
         found = differences(FIXTURES, Path(folder))
     if found:
-        sys.exit("\n".join(["the package no longer says what the fixtures hold:", *found]))
-    print(f"parity fixtures: {len(list(FIXTURES.iterdir()))} made again, all the same")
+        sys.exit("\n".join(["transformers no longer gives the values of the fixtures:", *found]))
+    print(f"parity fixtures: {len(list(FIXTURES.iterdir()))} recomputed, all equal")

@@ -1,12 +1,12 @@
-"""Writes what `transformers` 4.37.2's TransfoXL says for small random models, for our own to be held to.
+"""Writes the losses and gradients of small random TransfoXL models of `transformers` 4.37.2, to compare ours with.
 
-Runs in an environment of its own (requirements.txt beside this file), never in the project's:
+Runs in a separate environment (requirements.txt in this folder), not in that of the project:
 
     python tests/parity/make_fixtures.py [FOLDER]
 
-README.md beside this file says what each fixture holds. Three habits of the package are worked around: without
-memories it attends to zero vectors, so it is handed empty ones; its `labels` skip the last token of every segment
-and come back ordered by cluster, so losses are gathered from its log-probabilities.
+README.md describes the fixtures. Two properties of `transformers` are worked around. Without memories it attends to
+zero vectors, so it is given empty ones. With `labels` it skips the last token of every segment and returns losses
+ordered by cluster, so losses are gathered from its log-probabilities.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from transformers import TransfoXLConfig, TransfoXLLMHeadModel, TransfoXLTokeniz
 
 FIXTURES = Path(__file__).parent / "fixtures"
 BATCH, SEGMENTS = 2, 4
-TELLING = 1e-3  # a fixture must move at least this much when what it is there to catch goes wrong
+NOTICEABLE = 1e-3  # a fixture must change at least this much if the setting that it tests is wrong
 
 PLAIN = {
     "vocab_size": 23,
@@ -45,12 +45,12 @@ PLAIN = {
     "dropout": 0.0,
     "dropatt": 0.0,
 }
-WORDS = {"vocab_size": 60, "cutoffs": [20, 40], "mem_len": 10, "d_head": 6}  # heads that do not fill the width, too
+WORDS = {"vocab_size": 60, "cutoffs": [20, 40], "mem_len": 10, "d_head": 6}  # also: heads * d_head is not the width
 
 CASES: dict[str, tuple[int, dict[str, Any]]] = {  # name: (segment, config)
     "plain": (5, PLAIN | {"n_layer": 3}),
     "same_length": (6, PLAIN | {"mem_len": 8, "same_length": True, "clamp_len": 4}),
-    # u and w are tied here because the authors' code knows no other form, and `authors` holds these very weights.
+    # u and w are tied here because the authors' code has no other form, and `authors` has the same weights.
     "adaptive_div4": (8, PLAIN | WORDS | {"div_val": 4, "d_embed": 32, "untie_r": False}),
     "adaptive_div1": (7, PLAIN | WORDS | {"d_embed": 12}),
     "pre_norm": (8, PLAIN | {"pre_lnorm": True, "mem_len": 6}),
@@ -59,7 +59,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {  # name: (segment, config)
 
 
 VOCABULARY = ["<eos>", "<unk>", "the", ",", ".", "The", "cat", "sat", "@-@", "@,@", "000", "23", "'s", "=", "café"]
-TEXTS = [  # the first three are split as Moses leaves text, the others are not
+TEXTS = [  # the first three are already split as Moses splits, the others are not
     "The cat sat , the cat .",
     "= The cat =",
     "the <unk> cat <eos> the <formula>",
@@ -70,7 +70,7 @@ TEXTS = [  # the first three are split as Moses leaves text, the others are not
 
 
 def draw(config: dict[str, Any], seed: int) -> TransfoXLLMHeadModel:
-    """A model whose every parameter matters: the package's own draw leaves biases at zero and u, w near it."""
+    """A model with random parameters. The initialisation of `transformers` leaves biases at zero and u, w near it."""
     rng = np.random.default_rng(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -90,7 +90,7 @@ def empty_memories(model: TransfoXLLMHeadModel, batch: int) -> list[Tensor]:
 def segment_losses(
     model: TransfoXLLMHeadModel, tokens: Tensor, targets: Tensor, memories: list[Tensor] | None
 ) -> tuple[Tensor, list[Tensor] | None]:
-    """Nats per token, [B, L], in the order of the tokens, and the memories after them."""
+    """Losses in nats, [B, L], in token order, and the memories after the segment."""
     out = model(tokens, mems=memories)
     return -out.prediction_scores.gather(2, targets[:, :, None])[:, :, 0], out.mems
 
@@ -106,7 +106,7 @@ def stream(model: TransfoXLLMHeadModel, ids: Tensor, segment: int, memories: lis
 
 
 def last_step_gradients(model: TransfoXLLMHeadModel, ids: Tensor, segment: int) -> dict[str, Tensor]:
-    """Gradients of the last segment's mean loss, the memory carried from the segments before it."""
+    """Gradients of the mean loss of the last segment, with the memory of the segments before it."""
     memories = empty_memories(model, len(ids))
     model.zero_grad()
     for start in range(0, ids.shape[1] - 1, segment):
@@ -117,40 +117,40 @@ def last_step_gradients(model: TransfoXLLMHeadModel, ids: Tensor, segment: int) 
 
 
 def check(model: TransfoXLLMHeadModel, ids: Tensor, segment: int, losses: Tensor, grads: dict[str, Tensor]) -> None:
-    """The numbers are the right ones, and would differ if one of the traps had closed."""
+    """The losses are correct, and would change noticeably if a setting were ignored."""
 
     def change(expected: Tensor, found: Tensor) -> float:
         return (expected - found).abs().max().item()
 
     core, config, empty = model.transformer, model.config, empty_memories(model, len(ids))
-    if config.same_length:  # cuts do not matter then, so one pass over everything says the same
+    if config.same_length:  # segment boundaries do not matter then, so a single pass gives the same
         assert change(losses, stream(model, ids, ids.shape[1], empty)) < 1e-5
         for option, off in (("same_length", False), ("clamp_len", -1)):
             setattr(core, option, off)
-            assert change(losses, stream(model, ids, segment, empty)) > TELLING, option
+            assert change(losses, stream(model, ids, segment, empty)) > NOTICEABLE, option
             setattr(core, option, getattr(config, option))
-    else:  # a model of memory 0 starts without zero vectors of its own accord
+    else:  # without memory, the model does not attend to zero vectors
         core.mem_len = 0
         with torch.no_grad():
             fresh, _ = segment_losses(model, ids[:, :segment], ids[:, 1 : segment + 1], None)
         core.mem_len = config.mem_len
         assert change(losses[:, :segment], fresh) < 1e-6
-    assert change(losses, stream(model, ids, segment, core.init_mems(len(ids)))) > TELLING, "zero memories"
-    assert change(losses[:, segment:], stream(model, ids[:, segment:], segment, empty)) > TELLING, "no memory"
+    assert change(losses, stream(model, ids, segment, core.init_mems(len(ids)))) > NOTICEABLE, "zero memories"
+    assert change(losses[:, segment:], stream(model, ids[:, segment:], segment, empty)) > NOTICEABLE, "no memory"
     for name, grad in grads.items():
-        assert grad.abs().max() > TELLING, name
+        assert grad.abs().max() > NOTICEABLE, name
 
 
 def to_authors(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """The same weights under the names of the authors' PyTorch code.
 
-    It reads the probability of tail cluster i at index -i of the head, the package at index shortlist + i - 1: the
-    rows that say the same are in the opposite order.
+    It reads the probability of tail cluster i at index -i of the head, `transformers` at index shortlist + i - 1, so
+    the rows are in reverse order.
     """
     renamed = {}
     for name, tensor in state.items():
         if name.endswith(("dec_attn.r_w_bias", "dec_attn.r_r_bias")):
-            continue  # one pair for all layers, at the top
+            continue  # one pair for all layers, at the top level
         flipped = name in ("crit.cluster_weight", "crit.cluster_bias")
         renamed[name.removeprefix("transformer.")] = tensor.flip(0) if flipped else tensor
     return renamed
@@ -158,7 +158,7 @@ def to_authors(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def authors_losses(weights: dict[str, Tensor], hidden: Tensor, targets: Tensor, cutoffs: list[int]) -> Tensor:
-    """The adaptive softmax (div_val > 1) as the authors' code reads its weights: hidden [N, D], targets [N]."""
+    """The adaptive softmax (div_val > 1) as the authors' code computes it: hidden [N, D], targets [N]."""
 
     def scores(cluster: int) -> Tensor:
         weight, bias = weights[f"crit.out_layers.{cluster}.weight"], weights[f"crit.out_layers.{cluster}.bias"]
@@ -181,12 +181,12 @@ def check_authors(weights: dict[str, Tensor], model: TransfoXLLMHeadModel, ids: 
     flat, cutoffs = (hidden.flatten(0, 1), targets.flatten()), model.config.cutoffs
     assert (authors_losses(weights, *flat, cutoffs) - expected.flatten()).abs().max() < 1e-5
     wrong = weights | {name: weights[name].flip(0) for name in ("crit.cluster_weight", "crit.cluster_bias")}
-    assert (authors_losses(wrong, *flat, cutoffs) - expected.flatten()).abs().max() > TELLING
+    assert (authors_losses(wrong, *flat, cutoffs) - expected.flatten()).abs().max() > NOTICEABLE
 
 
 def make(root: Path) -> None:
-    logging.set_verbosity_error()  # it warns of the tied tensors it leaves out, rightly
-    torch.set_num_threads(1)  # sums in one order, so that every machine finds nearly the same digits
+    logging.set_verbosity_error()  # it warns that it leaves out tied tensors, as it should
+    torch.set_num_threads(1)  # a fixed order of sums, so that machines differ little
     models, streams = {}, {}
     for seed, (name, (segment, config)) in enumerate(CASES.items()):
         model = models[name] = draw(config, seed)
@@ -200,8 +200,7 @@ def make(root: Path) -> None:
         expected = {"tokens": ids, "segment": torch.tensor(segment), "losses": losses}
         save_file(expected | {f"grad.{key}": grad for key, grad in grads.items()}, root / name / "expected.safetensors")
 
-    # Pickled weights, with the tensors that share their storage: as the package writes them today, and as torch
-    # wrote every checkpoint before 1.6.
+    # Pickled weights with tensors that share a storage: in the current format, and in that of torch before 1.6.
     models["adaptive_div4"].save_pretrained(root / "pickled", safe_serialization=False)
     models["tied"].config.save_pretrained(root / "pickled_legacy")
     torch.save(
@@ -222,10 +221,10 @@ def make(root: Path) -> None:
 
 
 def make_vocabularies(folder: Path) -> None:
-    """The vocab.pkl of two tokenizers, and how each reads TEXTS.
+    """The vocab.pkl of two tokenizers, and their tokens and ids for TEXTS.
 
-    One keeps upper case and has `<formula>` among its words; the other makes everything lower case and adds `<formula>`
-    behind them.
+    One keeps upper case and has `<formula>` in its vocabulary; the other converts to lower case and has `<formula>` as
+    an added token.
     """
     folder.mkdir()
     kinds = {"cased": ([*VOCABULARY, "<formula>"], False), "lower": (VOCABULARY, True)}

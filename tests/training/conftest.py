@@ -1,4 +1,4 @@
-"""A small text and small recipes, and runs of them that need no terminal."""
+"""A small text, small recipes, and runs without terminal output."""
 
 import hashlib
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from longspan.data import Encoded
-from longspan.tokens import ByteTokenizer
+from longspan.tokenizers import ByteTokenizer
 from longspan.training import run
 from longspan.training.ledger import Row
 from longspan.training.loop import Trainer
@@ -34,18 +34,28 @@ def _one_thread() -> Iterator[None]:
 
 
 def make_text(tokens: int = 700, fingerprint: str = "a" * 64) -> Encoded:
-    """Random words of a small alphabet in three documents."""
+    """Random characters of a small alphabet in three documents."""
     ids = np.random.default_rng(7).choice(ALPHABET, tokens)
     starts = np.array([0, tokens // 3, tokens // 2], np.int64)
     return Encoded("a small text", "train", ids, starts, ByteTokenizer(), fingerprint, tokens)
 
 
 def make_recipe(**changes: Any) -> Recipe:
-    """Two layers, dropout, a memory; `training_steps=5` changes training.steps, and so on."""
+    """Two layers, dropout, a memory. A keyword such as `training_steps=5` sets training.steps."""
     values: dict[str, dict[str, Any]] = {
-        "model": {"layers": 2, "width": 16, "heads": 2, "inner": 24, "segment": 8, "memory": 12, "dropout": 0.2},
+        "model": {"layers": 2, "width": 16, "heads": 2, "inner": 24, "dropout": 0.2},
         "data": {},
-        "training": {"steps": 12, "batch": 4, "lr": 0.01, "clip": 0.5, "warmup": 3, "save_every": 1, "keep": 100},
+        "training": {
+            "steps": 12,
+            "batch": 4,
+            "segment": 8,
+            "memory": 12,
+            "lr": 0.01,
+            "clip": 0.5,
+            "warmup": 3,
+            "save_every": 1,
+            "keep": 100,
+        },
         "evaluation": {},
     }
     for key, value in changes.items():
@@ -59,16 +69,16 @@ def train(
 ) -> run.Outcome:
     monkeypatch.setattr(run, "open_text", lambda recipe, split: text)
     training = recipe.training
-    watching = [Metrics(out), *more, Checkpoints(out, training.save_every, training.keep)]
-    return run.train(recipe, out, observers=watching, **options)
+    observers = [Metrics(out), *more, Checkpoints(out, training.save_every, training.keep)]
+    return run.train(recipe, out, observers=observers, **options)
 
 
-def aside(function: Callable[..., None], *arguments: Any, timeout: float | None = 300) -> int:
-    """The exit code of a process of its own that calls a function of a test module. A fork of one that has computed may
-    wait for ever, for threads that it does not have."""
+def run_in_process(function: Callable[..., None], *arguments: Any, timeout: float | None = 300) -> int:
+    """The exit code of a new process that calls a function of a test module. A fork of a process that has computed may
+    deadlock, waiting for threads that a fork does not have."""
     call = f"import torch; torch.set_num_threads(1); import {function.__module__} as m; m.{function.__name__}"
-    words = [sys.executable, "-c", f"{call}(*{arguments!r})"]
-    return subprocess.run(words, cwd=Path(__file__).parents[2], timeout=timeout, check=False).returncode
+    command = [sys.executable, "-c", f"{call}(*{arguments!r})"]
+    return subprocess.run(command, cwd=Path(__file__).parents[2], timeout=timeout, check=False).returncode
 
 
 def losses(out: Path) -> list[float]:
@@ -78,13 +88,13 @@ def losses(out: Path) -> list[float]:
 
 
 def content(checkpoint: Path) -> dict[str, str]:
-    """What must be equal to the last bit: weights, averages, optimiser, random state, memory."""
+    """Hashes of what must be bit-equal: weights, averages, optimiser, random state, memory."""
     names = ("model.safetensors", "training.safetensors")
     return {name: hashlib.sha256((checkpoint / name).read_bytes()).hexdigest() for name in names}
 
 
 class Losses(Observer):
-    """The losses of a run that writes nothing."""
+    """Collects the losses of a run."""
 
     def __init__(self) -> None:
         self.curve: list[float] = []

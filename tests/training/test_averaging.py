@@ -1,4 +1,4 @@
-"""Averages against sums worked out step by step."""
+"""Averages against sums computed step by step."""
 
 import shutil
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from longspan.checkpoints.model_folder import load_model
-from longspan.evaluation.likelihood import stream_losses
+from longspan.scoring.losses import stream_losses
 from longspan.training.averaging import Average
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer, Validation
@@ -18,7 +18,7 @@ from longspan.training.recipe import TrainingConfig, build_recipe
 from tests.training.conftest import content, make_recipe, make_text, train
 
 
-def walk(average: Average, weight: nn.Parameter, steps: int) -> list[torch.Tensor]:
+def random_walk(average: Average, weight: nn.Parameter, steps: int) -> list[torch.Tensor]:
     seen = []
     for step in range(1, steps + 1):
         with torch.no_grad():
@@ -28,17 +28,17 @@ def walk(average: Average, weight: nn.Parameter, steps: int) -> list[torch.Tenso
     return seen
 
 
-def test_asgd_is_the_plain_mean_from_its_step_on() -> None:
+def test_asgd_is_the_plain_mean_from_its_start() -> None:
     model = nn.Linear(3, 2, bias=False)
     average = Average(model, TrainingConfig(steps=1, averaging="asgd", average_from=4))
-    seen = walk(average, model.weight, 10)
+    seen = random_walk(average, model.weight, 10)
     torch.testing.assert_close(average.means["weight"], torch.stack(seen[4:]).mean(0))
 
 
-def test_asgd_is_the_weights_before_its_step() -> None:
+def test_asgd_equals_the_weights_before_its_start() -> None:
     model = nn.Linear(3, 2, bias=False)
     average = Average(model, TrainingConfig(steps=1, averaging="asgd", average_from=20))
-    walk(average, model.weight, 5)
+    random_walk(average, model.weight, 5)
     torch.testing.assert_close(average.means["weight"], model.weight.detach())
 
 
@@ -46,16 +46,16 @@ def test_ema_is_the_exponential_mean() -> None:
     model = nn.Linear(3, 2, bias=False)
     average = Average(model, TrainingConfig(steps=1, averaging="ema", average_decay=0.8))
     mean = model.weight.detach().clone()
-    for step, weights in enumerate(walk(average, model.weight, 60), start=1):
+    for step, weights in enumerate(random_walk(average, model.weight, 60), start=1):
         decay = min(0.8, (1 + step) / (10 + step))
         mean = decay * mean + (1 - decay) * weights
     torch.testing.assert_close(average.means["weight"], mean)
 
 
-def test_in_place_comes_and_goes_also_through_an_error() -> None:
+def test_in_place_restores_the_weights_after_an_error() -> None:
     model = nn.Linear(3, 2)
     average = Average(model, TrainingConfig(steps=1, averaging="ema"))
-    walk(average, model.weight, 3)
+    random_walk(average, model.weight, 3)
     weights, mean = model.weight.detach().clone(), average.means["weight"].clone()
 
     def fail() -> None:
@@ -71,7 +71,7 @@ def test_in_place_comes_and_goes_also_through_an_error() -> None:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd"])
 @pytest.mark.parametrize("averaging", ["asgd", "ema"])
-def test_validation_and_the_saved_model_have_the_mean(
+def test_validation_and_the_saved_model_use_the_mean(
     optimizer: str, averaging: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more = {"training_average_from": 3} if averaging == "asgd" else {"training_average_decay": 0.7}
@@ -103,14 +103,14 @@ def test_validation_and_the_saved_model_have_the_mean(
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.detach().double(), means[name], rtol=0, atol=1e-6)
     text = make_text(300)
-    lanes = stream_losses(model, text.ids, segment=8, lanes=4, starts=text.starts)
-    assert scores == [pytest.approx(float(np.concatenate([s.losses for s in lanes]).mean()), rel=1e-5)]
+    streams = stream_losses(model, text.ids, recipe.evaluation_reading(), streams=4, starts=text.starts)
+    assert scores == [pytest.approx(float(np.concatenate([s.losses for s in streams]).mean()), rel=1e-5)]
 
 
 def test_a_model_with_buffers_is_resumed_from_its_average(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model file holds the mean of the parameters and, for a Reformer, buffers that have no mean."""
-    shape = {"family": "reformer", "layers": 1, "width": 8, "heads": 2, "inner": 8, "segment": 8, "chunk": 4}
-    training = {"steps": 3, "batch": 2, "lr": 0.01, "save_every": 2, "averaging": "ema"}
+    """The model file has the mean of the parameters and, for a Reformer, buffers, which have no mean."""
+    shape = {"family": "reformer", "layers": 1, "width": 8, "heads": 2, "inner": 8, "chunk": 4}
+    training = {"steps": 3, "batch": 2, "segment": 8, "lr": 0.01, "save_every": 2, "averaging": "ema"}
     recipe, text = build_recipe({"model": shape, "training": training}, "small"), make_text(300)
     train(recipe, tmp_path, text, monkeypatch)
     assert "rotations" in dict(load_model(tmp_path / "checkpoint-2").model.named_buffers())

@@ -1,4 +1,4 @@
-"""A full disk stops a run in one sentence with the previous checkpoint whole; with room again it goes on."""
+"""A full disk stops a run with an error and leaves the previous checkpoint complete. Later the run can be resumed."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ TORTURE = bool(os.environ.get("LONGSPAN_TORTURE"))
 
 
 class Disk:
-    """Runs full at the n-th file that is written, after a part of it."""
+    """Is full after `room` files; the next one is written in part."""
 
     def __init__(self, room: int) -> None:
         self.room, self.real = room, store._write_synced
@@ -27,7 +27,7 @@ class Disk:
     def write(self, path: Path, what: store.Content) -> store.Entry:
         self.room -= 1
         if self.room < 0:
-            path.write_bytes(b"a part of what was to come")
+            path.write_bytes(b"part of the content")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         return self.real(path, what)
 
@@ -47,23 +47,23 @@ def test_a_full_disk_leaves_the_previous_checkpoint(room: int, tmp_path: Path, m
     if newest.found is not None:
         assert newest.found.path == saved[0]
     assert train(recipe, out, text, monkeypatch, resume="auto").finished
-    train(recipe, tmp_path / "whole", text, monkeypatch)
-    assert content(out / "checkpoint-12") == content(tmp_path / "whole" / "checkpoint-12")
-    assert losses(out) == losses(tmp_path / "whole")
+    train(recipe, tmp_path / "full_run", text, monkeypatch)
+    assert content(out / "checkpoint-12") == content(tmp_path / "full_run" / "checkpoint-12")
+    assert losses(out) == losses(tmp_path / "full_run")
 
 
 def test_metrics_that_cannot_be_written_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "run"
     monkeypatch.setattr(run, "open_text", lambda recipe, split: make_text(300))
 
-    class Fills(Observer):
+    class FillDisk(Observer):
         def after_step(self, trainer: Trainer) -> None:
             if trainer.step == 4:
                 metrics = next(observer for observer in trainer.observers if isinstance(observer, Metrics))
                 metrics.files["metrics.jsonl"] = Path("/dev/full").open("w")  # noqa: SIM115 (the run closes it)
 
-    with pytest.raises(LongspanError, match=r"metrics.jsonl could not be written: No space left on device"):
-        run.train(make_recipe(), out, observers=[Metrics(out), Checkpoints(out, 2, 5), Fills()])
+    with pytest.raises(LongspanError, match=r"metrics\.jsonl.*No space left on device"):
+        run.train(make_recipe(), out, observers=[Metrics(out), Checkpoints(out, 2, 5), FillDisk()])
     newest = store.newest_good(out).found
     assert newest is not None
     assert newest.path.name == "checkpoint-4"

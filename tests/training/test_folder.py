@@ -1,4 +1,4 @@
-"""The folder of a run: one process at a time, and nothing a kill leaves in it is in the way of a restart."""
+"""The folder of a run: one process at a time, and a killed start does not prevent the next one."""
 
 import json
 import os
@@ -10,15 +10,15 @@ import pytest
 from longspan.data import Encoded
 from longspan.errors import ConfigError
 from longspan.training import run
-from longspan.training.folder import check_folder, read_about
-from tests.training.conftest import aside, losses, make_recipe, make_text, train
+from longspan.training.folder import check_folder, read_run_info
+from tests.training.conftest import losses, make_recipe, make_text, run_in_process, train
 
 TORTURE = bool(os.environ.get("LONGSPAN_TORTURE"))
 
 
 @pytest.mark.parametrize("resume", [None, "auto"])
 @pytest.mark.parametrize("exists", [False, True])
-def test_a_second_process_is_refused_while_the_first_prepares(
+def test_a_second_process_is_refused_while_the_first_starts(
     exists: bool, resume: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe, out = make_recipe(training_steps=2), tmp_path / "new" / "run"
@@ -27,7 +27,7 @@ def test_a_second_process_is_refused_while_the_first_prepares(
     refused = []
 
     def prepare(*_: Any) -> Encoded:
-        monkeypatch.setattr(run, "open_text", lambda *_: pytest.fail("the second process got this far"))
+        monkeypatch.setattr(run, "open_text", lambda *_: pytest.fail("the second process was not refused"))
         with pytest.raises(ConfigError, match=str(out)):
             run.train(recipe, out, resume=resume, observers=[])
         refused.append(list(out.iterdir()))
@@ -38,8 +38,8 @@ def test_a_second_process_is_refused_while_the_first_prepares(
     assert refused == [[]]
 
 
-def test_two_processes_started_at_once_make_one_run(tmp_path: Path) -> None:
-    assert aside(start_pairs, str(tmp_path), timeout=None if TORTURE else 300) == 0
+def test_of_two_simultaneous_processes_one_trains(tmp_path: Path) -> None:
+    assert run_in_process(start_pairs, str(tmp_path), timeout=None if TORTURE else 300) == 0
 
 
 def start_pairs(folder: str) -> None:
@@ -56,7 +56,7 @@ def start_pairs(folder: str) -> None:
 
 
 def fork(out: Path, reading: int, writing: int) -> int:
-    """A child that trains once its parent closes the pipe; it exits with 3 where it is refused."""
+    """A child that trains once its parent closes the pipe. It exits with 3 if it is refused."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -72,7 +72,7 @@ def fork(out: Path, reading: int, writing: int) -> int:
     return child
 
 
-def test_a_folder_that_was_not_written_to_goes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_created_folder_is_removed_if_it_stays_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Encoded:
         raise ConfigError("no such text")
 
@@ -84,7 +84,7 @@ def test_a_folder_that_was_not_written_to_goes_again(tmp_path: Path, monkeypatch
     assert list(tmp_path.rglob("*")) == [tmp_path / "mine"]
 
 
-def test_a_place_where_no_folder_can_be_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for name in ("file", "file/run"):
         with pytest.raises(ConfigError, match=str(tmp_path / name)):
@@ -104,7 +104,7 @@ OURS = json.dumps({"data": {}, "processes": [{"command": ["longspan"]}]})
         {"run.json": OURS, ".recipe.toml.new-0123abcd.longspan": "", ".recipe.toml.new-89abcdef.longspan": ""},
     ],
 )
-def test_what_a_killed_start_leaves_is_no_run(
+def test_leftovers_of_a_killed_start_do_not_prevent_a_start(
     left: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, content in left.items():
@@ -113,11 +113,11 @@ def test_what_a_killed_start_leaves_is_no_run(
     recipe = make_recipe(training_steps=1)
     assert train(recipe, tmp_path, make_text(300), monkeypatch, resume="auto").took_steps == 1
     assert not list(tmp_path.glob(".*"))
-    assert read_about(tmp_path)["processes"][-1]["torch"]
+    assert read_run_info(tmp_path)["processes"][-1]["torch"]
 
 
 @pytest.mark.parametrize("name", ["run.json", ".recipe.toml", ".letter.txt.new-0123abcd.longspan"])
-def test_files_of_others_are_left_alone(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_files_are_not_touched(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / name).write_text('{"mine": 1}')
     for resume in (None, "auto"):
         with pytest.raises(ConfigError, match=str(tmp_path)):

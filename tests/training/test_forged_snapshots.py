@@ -1,4 +1,4 @@
-"""Checkpoints whose manifest fits and whose content does not: a resume goes on from them or refuses in a sentence."""
+"""Checkpoints with a valid manifest and invalid contents: a resume works, or fails with a one-line error."""
 
 import copy
 import json
@@ -31,15 +31,15 @@ Path_ = tuple[str | int, ...]
 Files = dict[str, bytes]
 
 
-def fresh(out: Path) -> Trainer:
-    watching = [EarlyStop(3), AverageTrigger(2, 1), Checkpoints(out, 1, 3)]
-    return run.make_trainer(RECIPE, TEXT, torch.device("cpu"), watching)[1]
+def new_trainer(out: Path) -> Trainer:
+    observers = [EarlyStop(3), AverageTrigger(2, 1), Checkpoints(out, 1, 3)]
+    return run.make_trainer(RECIPE, TEXT, torch.device("cpu"), observers)[1]
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> Files:
-    """The files of a checkpoint after three steps, in which every observer has noted something."""
-    trainer = fresh(tmp_path)
+    """The files of a checkpoint after three steps, with facts of every observer."""
+    trainer = new_trainer(tmp_path)
     for _ in range(3):
         trainer.take_step()
     trainer.observers[0].best, trainer.observers[1].scores = 1.5, [2.0, 1.5]  # type: ignore[attr-defined]
@@ -48,7 +48,7 @@ def files(tmp_path: Path) -> Files:
 
 
 def resumed(trainer: Trainer, out: Path, files: Files) -> Trainer:
-    """The trainer after a step from such a checkpoint."""
+    """The trainer after one step from a checkpoint with these files."""
     for name, content in with_manifest(files).items():
         (out / "checkpoint-3" / name).write_bytes(content)
     snapshot.load(trainer, store.read_folder(out / "checkpoint-3", snapshot.PARTS))
@@ -97,38 +97,38 @@ def test_forged_snapshots(tmp_path: Path, files: Files) -> None:
     forgeries += [{snapshot.TENSORS: content} for content in forged_tensors(tensors)]
     random.Random(0).shuffle(forgeries)
     refused: list[str] = []
-    trainer = fresh(tmp_path)
+    trainer = new_trainer(tmp_path)
     for change in forgeries[:SOME]:
         try:
             resumed(trainer, tmp_path, files | change)
         except LongspanError as error:
             refused.append(str(error))
     assert len(refused) > len(forgeries[:SOME]) // 2
-    assert not any("\n" in sentence for sentence in refused)
+    assert not any("\n" in message for message in refused)
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "told"),
+    ("name", "change", "named"),
     [
         ("memory.0/length", lambda t: t + 10**6, "1000012"),
         ("memory.0/length", lambda t: t - 100, "positions"),
-        ("memory.1/hidden.1", lambda t: t[:, :-1], "positions"),
-        ("memory.1/hidden.1", lambda t: torch.cat([t, t]), "hidden.1"),
+        ("memory.1/1.hidden", lambda t: t[:, :-1], "positions"),
+        ("memory.1/1.hidden", lambda t: torch.cat([t, t]), "1.hidden"),
         ("guard/count", lambda t: t * torch.nan, "guard/count"),
         ("guard/variance", lambda t: t - 1e9, "guard/variance"),
         ("optimizer/u:step", lambda t: t + 1, "optimizer/u:step"),
         ("random/cpu", lambda t: t[:-1], "random"),
     ],
 )
-def test_what_was_read_silently_or_crashed(tmp_path: Path, files: Files, name: str, change: Any, told: str) -> None:
+def test_invalid_tensors_are_refused(tmp_path: Path, files: Files, name: str, change: Any, named: str) -> None:
     tensors = load(files[snapshot.TENSORS])
     forged = save(tensors | {name: change(tensors[name]).contiguous().clone()})
-    with pytest.raises(CheckpointError, match=told):
-        resumed(fresh(tmp_path), tmp_path, files | {snapshot.TENSORS: forged})
+    with pytest.raises(CheckpointError, match=named):
+        resumed(new_trainer(tmp_path), tmp_path, files | {snapshot.TENSORS: forged})
 
 
-def test_a_checkpoint_that_is_whole_goes_on(tmp_path: Path, files: Files) -> None:
-    trainer = resumed(fresh(tmp_path), tmp_path, files)
+def test_a_valid_checkpoint_is_resumed(tmp_path: Path, files: Files) -> None:
+    trainer = resumed(new_trainer(tmp_path), tmp_path, files)
     assert trainer.step == 4
     assert [observer.facts() for observer in trainer.observers[:2]] == [
         {"best": 1.5, "waited": 0},

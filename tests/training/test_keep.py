@@ -1,4 +1,4 @@
-"""`training.keep`: old checkpoints go, but never for the sake of a broken one."""
+"""`training.keep`: old checkpoints are removed; broken ones do not count."""
 
 from pathlib import Path
 
@@ -21,23 +21,23 @@ def steps(out: Path) -> list[int]:
 
 
 def test_a_broken_checkpoint_ahead_of_the_run_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text, whole, out = make_text(300), tmp_path / "whole", tmp_path / "run"
+    text, full, out = make_text(300), tmp_path / "full", tmp_path / "run"
     constant = {"training_schedule": "constant"}
-    train(make_recipe(training_steps=8, **constant), whole, text, monkeypatch)
+    train(make_recipe(training_steps=8, **constant), full, text, monkeypatch)
     train(make_recipe(training_steps=8, training_save_every=4, **constant), out, text, monkeypatch)
     damage(out / "checkpoint-8")
     with pytest.warns(CheckpointWarning):
         train(make_recipe(training_steps=6, training_keep=1, **constant), out, text, monkeypatch, resume="auto")
     assert steps(out) == [8, 6]
-    assert content(out / "checkpoint-6") == content(whole / "checkpoint-6")
+    assert content(out / "checkpoint-6") == content(full / "checkpoint-6")
     with pytest.warns(CheckpointWarning):
         train(make_recipe(training_steps=8, training_keep=1, **constant), out, text, monkeypatch, resume="auto")
     assert steps(out) == [8]
-    assert content(out / "checkpoint-8") == content(whole / "checkpoint-8")
+    assert content(out / "checkpoint-8") == content(full / "checkpoint-8")
 
 
 class Damages(Observer):
-    """Damages checkpoints after some step, as a faulty disk would."""
+    """Damages checkpoints after a given step, as a faulty disk would."""
 
     def __init__(self, out: Path, after: int, *broken: int) -> None:
         self.out, self.after, self.broken = out, after, broken
@@ -52,10 +52,10 @@ class Damages(Observer):
     ("broken", "left"),
     [((4,), [5, 4, 3]), ((4, 3), [5, 4, 3])],
 )
-def test_one_that_is_damaged_meanwhile_does_not_count(
+def test_a_checkpoint_damaged_during_the_run_does_not_count(
     broken: tuple[int, ...], left: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Observers are called in order: the damage is done before step 5 is saved."""
+    """Observers are called in order, so the damage happens before step 5 is saved."""
     recipe = make_recipe(training_steps=5, training_keep=2)
     train(recipe, tmp_path, make_text(300), monkeypatch, Damages(tmp_path, 5, *broken))
     assert steps(tmp_path) == left

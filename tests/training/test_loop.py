@@ -1,4 +1,4 @@
-"""The loop and what watches it."""
+"""The training loop and its observers."""
 
 import json
 import math
@@ -20,19 +20,19 @@ from longspan.training.dry_run import dry_run
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer
 from longspan.training.observers.early_stop import EarlyStop
-from longspan.training.observers.metrics import cut_after
+from longspan.training.observers.metrics import truncate_after
 from longspan.training.observers.tensorboard import TensorBoard
 from longspan.training.observers.validation import Validate, sample
+from longspan.training.preflight import preflight
 from longspan.training.recipe import build_recipe
-from longspan.training.rehearsal import rehearse
-from longspan.training.step import Order
-from tests.training.conftest import aside, losses, make_recipe, make_text, train
+from longspan.training.step import StepInputs
+from tests.training.conftest import losses, make_recipe, make_text, run_in_process, train
 
 CPU = torch.device("cpu")
 REPOSITORY = Path(__file__).parents[2]
 
 
-def test_it_learns_and_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_learns_and_writes_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = make_recipe(training_steps=60, training_save_every=20, training_keep=2, model_dropout=0.0)
     train(recipe, tmp_path, make_text(), monkeypatch)
     curve = losses(tmp_path)
@@ -48,31 +48,34 @@ def test_it_learns_and_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert about["processes"][0]["processor"]
 
 
-def test_muon_learns_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_muon_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = make_recipe(training_steps=60, training_save_every=100, training_optimizer="muon", model_dropout=0.0)
     train(recipe, tmp_path, make_text(), monkeypatch)
     assert losses(tmp_path)[-1] < 0.75 * losses(tmp_path)[0]
 
 
-def test_the_empty_state_of_full_size_is_the_empty_state() -> None:
+def test_an_empty_state_of_full_size_reads_like_the_initial_state() -> None:
     _, trainer = run.make_trainer(make_recipe(model_dropout=0.0), make_text(), CPU)
-    batch = trainer.lanes.next(8)
+    batch = trainer.streams.next(8)
     tokens, targets = torch.from_numpy(batch.tokens), torch.from_numpy(batch.targets)
     full, empty = trainer.empty_state(4), trainer.model.initial_state(4)
-    assert full.parts["hidden"][0].shape == (4, 12, 16)
+    assert full.tensors()["0.hidden"].shape == (4, 12, 16)
     assert not any(t.any() for t in full.tensors().values())
     first, _ = trainer.model.losses(tokens, targets, full)
     second, _ = trainer.model.losses(tokens, targets, empty)
     torch.testing.assert_close(first, second)
 
 
-def test_accumulated_gradients_are_those_of_the_whole_batch() -> None:
+def test_accumulated_gradients_equal_those_of_the_batch() -> None:
     gradients = []
     for parts in (1, 2, 4):
         recipe = make_recipe(training_accumulate=parts, model_dropout=0.0)
         _, trainer = run.make_trainer(recipe, make_text(), CPU)
         tokens = torch.from_numpy(np.random.default_rng(0).integers(0, 64, (4, 9)))
-        order, states = Order(tokens[:, :-1], tokens[:, 1:], None, 0.0, 1.0), [trainer.empty_state(4 // parts)] * parts
+        order, states = (
+            StepInputs(tokens[:, :-1], tokens[:, 1:], None, 0.0, 1.0),
+            [trainer.empty_state(4 // parts)] * parts,
+        )
         for _ in range(2):
             _, states = trainer.work.accumulate(trainer.objective, states, order)
         gradients.append(torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]))
@@ -82,11 +85,11 @@ def test_accumulated_gradients_are_those_of_the_whole_batch() -> None:
 
 def test_checkpointed_activations_change_nothing() -> None:
     curves = []
-    for again in (False, True):
-        recipe = make_recipe(training_checkpoint_activations=again, model_attention_dropout=0.1)
+    for recompute in (False, True):
+        recipe = make_recipe(training_checkpoint_activations=recompute, model_attention_dropout=0.1)
         _, trainer = run.make_trainer(recipe, make_text(), CPU)
         rows = []
-        trainer._tell = rows.extend  # type: ignore[method-assign]
+        trainer._report = rows.extend  # type: ignore[method-assign]
         for _ in range(5):
             trainer.take_step()
         curves.append([row.loss for row in rows])
@@ -102,10 +105,10 @@ def test_locked_dropout_drops_the_same_units_at_every_position() -> None:
     assert torch.equal(dropout.eval()(torch.ones(2, 3, 4)), torch.ones(2, 3, 4))
 
 
-def test_weight_dropout_reaches_the_weights_and_only_while_training() -> None:
+def test_weight_dropout_is_active_only_in_training() -> None:
     recipe = make_recipe(model_dropout=0.0, training_weight_dropout=0.5)
     _, trainer = run.make_trainer(recipe, make_text(), CPU)
-    batch = trainer.lanes.next(8)
+    batch = trainer.streams.next(8)
     inputs = (torch.from_numpy(batch.tokens), torch.from_numpy(batch.targets), trainer.empty_state(4), 0.0, None)
     assert isinstance(trainer.objective, Objective)
     first, _ = trainer.objective(*inputs)
@@ -113,17 +116,15 @@ def test_weight_dropout_reaches_the_weights_and_only_while_training() -> None:
     assert first.item() != second.item()
     first.backward()
     assert all(p.grad is not None for p in trainer.objective.dropped.values())
-    with trainer.as_model() as model:
+    with trainer.evaluation_model() as model:
         plain = [model.losses(*inputs[:3])[0].mean().item() for _ in range(2)]
     assert plain[0] == plain[1]
 
 
-def test_validation_keeps_the_best_and_ends_a_run_that_gets_no_better(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validation_saves_the_best_model_and_stops_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = make_recipe(training_steps=400, training_validate_every=4, training_patience=2, training_lr=0.2)
-    watching = [Validate(make_text(300), 4, tokens=200), EarlyStop(2)]
-    outcome = train(recipe, tmp_path, make_text(), monkeypatch, *watching)
+    observers = [Validate(make_text(300), 4, tokens=200), EarlyStop(2)]
+    outcome = train(recipe, tmp_path, make_text(), monkeypatch, *observers)
     assert outcome.finished
     assert outcome.step < 400
     scores = [json.loads(line) for line in (tmp_path / "validation.jsonl").read_text().splitlines()]
@@ -131,11 +132,11 @@ def test_validation_keeps_the_best_and_ends_a_run_that_gets_no_better(
     assert scores[-3]["nats"] == best["nats"]
     assert f"{best['step']:,} steps" in (tmp_path / "best" / "README.md").read_text()
     assert load_model(tmp_path).path.name == "best"
-    assert train(recipe, tmp_path, make_text(), monkeypatch, *watching, resume="auto").took_steps == 0
+    assert train(recipe, tmp_path, make_text(), monkeypatch, *observers, resume="auto").took_steps == 0
 
 
 def test_every_validation_scores_the_weights_of_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model may keep what it made from its weights between two validations; it must notice that they have moved."""
+    """A model may cache tensors computed from its weights. The cache must be invalidated when they change."""
     recipe, held_out = make_recipe(training_lr=0.05, evaluation_memory=20), make_text(300)
     train(recipe, tmp_path, make_text(), monkeypatch, Validate(held_out, 4))
     scores = [json.loads(line) for line in (tmp_path / "validation.jsonl").read_text().splitlines()]
@@ -146,7 +147,7 @@ def test_every_validation_scores_the_weights_of_its_step(tmp_path: Path, monkeyp
         assert Validate(held_out, 1).score(fresh).nats == score["nats"]
 
 
-def test_watching_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_observers_do_not_change_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, text = make_recipe(training_averaging="ema"), make_text()
     train(recipe, tmp_path / "plain", text, monkeypatch)
     train(recipe, tmp_path / "watched", text, monkeypatch, Validate(text, 2), TensorBoard(tmp_path / "watched"))
@@ -154,8 +155,8 @@ def test_watching_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert list((tmp_path / "watched" / "tensorboard").iterdir())
 
 
-class Ends(Observer):
-    """A process that ends after some step without a word, as a kill ends it: nothing is closed or flushed."""
+class ExitAfter(Observer):
+    """Ends the process after a given step, like SIGKILL: nothing is closed or flushed."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -166,7 +167,7 @@ class Ends(Observer):
 
 
 def curves(folder: Path) -> dict[str, list[int]]:
-    """What a TensorBoard shows: tags and their steps."""
+    """The steps of every tag that TensorBoard shows."""
     shown = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator").EventAccumulator(str(folder))
     shown.Reload()
     return {tag: [event.step for event in shown.Scalars(tag)] for tag in shown.Tags()["scalars"]}
@@ -174,19 +175,19 @@ def curves(folder: Path) -> dict[str, list[int]]:
 
 def train_until_killed(folder: str, save_every: int) -> None:
     recipe, text, out = make_recipe(training_save_every=save_every), make_text(), Path(folder)
-    train(recipe, out, text, pytest.MonkeyPatch(), TensorBoard(out), Validate(text, 3), Ends(7))
+    train(recipe, out, text, pytest.MonkeyPatch(), TensorBoard(out), Validate(text, 3), ExitAfter(7))
 
 
 @pytest.mark.parametrize("save_every", [4, 100])
 def test_tensorboard_shows_each_step_once_after_a_kill(
     save_every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert aside(train_until_killed, str(tmp_path), save_every) == 7
+    assert run_in_process(train_until_killed, str(tmp_path), save_every) == 7
     recipe, text = make_recipe(training_save_every=save_every), make_text()
-    watching = [TensorBoard(tmp_path), Validate(text, 3)]
+    observers = [TensorBoard(tmp_path), Validate(text, 3)]
     steps = curves(tmp_path / "tensorboard")
-    assert steps["training/loss"] == [1, 2, 3, 4, 5, 6, 7], "nothing is held back that a kill would take along"
-    train(recipe, tmp_path, text, monkeypatch, *watching, resume="auto")
+    assert steps["training/loss"] == [1, 2, 3, 4, 5, 6, 7], "events are written at once"
+    train(recipe, tmp_path, text, monkeypatch, *observers, resume="auto")
     steps = curves(tmp_path / "tensorboard")
     assert set(steps) == {f"training/{name}" for name in ("loss", "bits", "lr", "grad_norm", "tokens_per_second")} | {
         "validation/loss",
@@ -196,21 +197,19 @@ def test_tensorboard_shows_each_step_once_after_a_kill(
     assert steps["validation/loss"] == [3, 6, 9, 12]
 
 
-def test_events_that_cannot_be_written_end_a_run_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Fills(Observer):
+def test_events_that_cannot_be_written_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class FillDisk(Observer):
         def after_step(self, trainer: Trainer) -> None:
             if trainer.step == 5:
                 board.file = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115 (the observer closes it)
                 board.records._writer = board.file
 
     board = TensorBoard(tmp_path / "run")
-    with pytest.raises(TrainingError, match=r"tfevents.* could not be written: No space left on device; the last"):
-        train(make_recipe(training_save_every=100), tmp_path / "run", make_text(), monkeypatch, board, Fills())
+    with pytest.raises(TrainingError, match=r"tfevents.*No space left on device.*--resume auto"):
+        train(make_recipe(training_save_every=100), tmp_path / "run", make_text(), monkeypatch, board, FillDisk())
 
 
-def test_a_checkpoint_is_a_model_and_with_averaging_holds_the_average(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_is_a_model_with_the_averaged_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, text = make_recipe(training_averaging="ema"), make_text()
     train(recipe, tmp_path, text, monkeypatch)
     loaded = load_model(tmp_path / "checkpoint-12")
@@ -224,11 +223,11 @@ def test_a_checkpoint_is_a_model_and_with_averaging_holds_the_average(
         assert not torch.equal(parameter, trainer.average.parameters[name])
 
 
-def test_lines_after_the_resumed_step_are_cut(tmp_path: Path) -> None:
+def test_lines_after_the_resumed_step_are_removed(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     lines = [json.dumps({"step": s, "loss": s / 2}) for s in (1, 2, 3, 3, 4)]
     path.write_text("\n".join(lines) + '\n{"step": 5, "lo')
-    cut_after(path, 3)
+    truncate_after(path, 3)
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
 
 
@@ -241,7 +240,7 @@ def test_limits_in_tokens_and_seconds(tmp_path: Path, monkeypatch: pytest.Monkey
     assert 0.4 < rows[-1]["seconds"] < 3
 
 
-def test_a_dry_run_counts_and_writes_nothing() -> None:
+def test_a_dry_run_measures_and_writes_nothing() -> None:
     cost = dry_run(make_recipe(training_steps=1000), make_text(), CPU)
     assert cost.parameters == sum(
         p.numel() for p in run.make_trainer(make_recipe(), make_text(), CPU)[1].model.parameters()
@@ -252,7 +251,7 @@ def test_a_dry_run_counts_and_writes_nothing() -> None:
     assert cost.memory_bytes > 2**20
 
 
-def test_a_dry_run_counts_what_schedules_come_to() -> None:
+def test_a_dry_run_counts_the_steps_of_schedules() -> None:
     recipe = make_recipe(
         training_steps=30, training_batch=[[0, 2], [10, 4]], training_segment=[[0, 4], [20, 16]], training_memory=12
     )
@@ -275,36 +274,34 @@ def test_a_dry_run_counts_what_schedules_come_to() -> None:
         ({"training_checkpoint_activations": True}, True),
     ],
 )
-def test_a_step_that_this_machine_cannot_hold_is_told_beforehand(
+def test_a_step_that_does_not_fit_into_memory_is_refused_before_the_run(
     changes: dict[str, object], fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_machine, small = os.sysconf, {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 6_500}
-    monkeypatch.setattr(os, "sysconf", lambda name: small[name] if name in small else of_machine(name))
+    real, small = os.sysconf, {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 6_500}
+    monkeypatch.setattr(os, "sysconf", lambda name: small[name] if name in small else real(name))
     recipe = make_recipe(**{"training_batch": 1000, **changes})
     _, trainer = run.make_trainer(recipe, make_text(10_000), CPU)
     before = torch.get_rng_state()
     if fits:
-        rehearse(trainer)
+        preflight(trainer)
     else:
-        with pytest.raises(
-            ConfigError, match=r"keeps .* GiB for its gradients and this machine has .* lower training\.batch"
-        ):
-            rehearse(trainer)
+        with pytest.raises(ConfigError, match=r"activations .* GiB.*training\.batch"):
+            preflight(trainer)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_weights_to_copy_with_that_nothing_trains_are_refused() -> None:
-    _, trainer = run.make_trainer(make_recipe(model_copy_width=4), make_text(300), CPU)
-    with pytest.raises(ConfigError, match=r"model\.copy_width=4 .* model\.copy=0 never trains"):
-        rehearse(trainer)
+def test_pointer_weights_that_are_never_trained_are_refused() -> None:
+    _, trainer = run.make_trainer(make_recipe(model_family="longspan-xl", model_pointer_width=4), make_text(300), CPU)
+    with pytest.raises(ConfigError, match=r"model\.pointer_width=4 .* training\.pointer=0"):
+        preflight(trainer)
 
 
 def test_a_segment_longer_than_the_text_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    _, trainer = run.make_trainer(make_recipe(model_segment=1000, model_memory=0), make_text(41), CPU)
+    _, trainer = run.make_trainer(make_recipe(training_segment=1000, training_memory=0), make_text(41), CPU)
     objective = trainer.objective
     monkeypatch.setattr(trainer, "objective", lambda *inputs: seen.append(inputs[0].shape) or objective(*inputs))
-    rehearse(trainer)
+    preflight(trainer)
     assert seen == [(1, 10), (2, 10)]
 
 
@@ -322,15 +319,15 @@ seen = []
 for _ in range(24):
     trainer.take_step()
     seen.append(counter.frame_count)
-assert trainer.lanes.passes >= 2
-# One graph: where documents begin inside a pass all steps are told where, elsewhere all but those that fill the memory
-# have nothing to mask.
+assert trainer.streams.passes >= 2
+# One graph: in a text with several documents all steps get document starts, in a text with one document all steps but
+# those that fill the memory have no mask.
 assert seen[2:] == [1] * len(seen[2:]), seen
 """
 
 
 RATES = ("attention_dropout", "embedding_dropout", "input_dropout", "output_dropout", "projection_dropout")
-ALL_DROPPED = {f"model_{rate}": 0.3 for rate in RATES} | {
+ALL_DROPOUT = {f"model_{rate}": 0.3 for rate in RATES} | {
     "training_locked_dropout": True,
     "training_weight_dropout": 0.1,
 }
@@ -341,15 +338,15 @@ ALL_DROPPED = {f"model_{rate}": 0.3 for rate in RATES} | {
     [
         {},
         {"data_documents": False},
-        ALL_DROPPED | {"model_ar": 0.2, "model_tar": 0.1},
-        {"data_documents": False, "model_copy": 30, "model_copy_width": 4},
+        ALL_DROPOUT | {"model_family": "longspan-xl", "model_ar": 0.2, "model_tar": 0.1},
+        {"data_documents": False, "model_family": "longspan-xl", "model_pointer_width": 4, "training_pointer": 30},
     ],
-    ids=["plain", "one document", "dropped", "copying"],
+    ids=["plain", "one document", "dropout", "pointer"],
 )
-def test_compiled_it_compiles_once(changes: dict[str, object]) -> None:
-    """No graph breaks, and nothing recompiled once the memory is full, short last segments included.
+def test_a_step_is_compiled_once(changes: dict[str, object]) -> None:
+    """There are no graph breaks and no recompilation once the memory is full, not even for short last segments.
 
-    In a process of its own: the shape checks of these tests are nothing a compiler could see through.
+    It runs in another process, because torch.compile cannot trace the shape checks of these tests.
     """
     done = subprocess.run(
         [sys.executable, "-c", COMPILED, repr(changes)], capture_output=True, text=True, cwd=REPOSITORY
@@ -360,54 +357,60 @@ def test_compiled_it_compiles_once(changes: dict[str, object]) -> None:
 @pytest.mark.parametrize("documents", [True, False])
 @pytest.mark.parametrize("memory", [0, 5, 8, 20])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_what_a_step_knows_of_its_memory_is_so(documents: bool, memory: int, accumulate: int) -> None:
-    """The count of tokens on the host against the lengths of the states themselves, over several passes."""
-    copying = {"model_copy": 30, "model_copy_width": 4} if memory == 5 else {}
-    recipe = make_recipe(data_documents=documents, model_memory=memory, training_accumulate=accumulate, **copying)
+def test_full_on_the_host_agrees_with_the_lengths_on_the_device(documents: bool, memory: int, accumulate: int) -> None:
+    """The token count on the host against the lengths of the states, over several passes."""
+    family = {"model_family": "longspan-xl", "model_pointer_width": 4, "training_pointer": 30} if memory == 5 else {}
+    recipe = make_recipe(data_documents=documents, training_memory=memory, training_accumulate=accumulate, **family)
     trainer = run.make_trainer(recipe, make_text(300), CPU)[1]
     seen = set()
     for _ in range(40):
         trainer.take_step()
         lengths = torch.cat([state.length for state in trainer.states])
-        assert np.minimum(trainer.unbroken, memory).tolist() == lengths.tolist()
+        assert np.minimum(trainer.since_start, memory).tolist() == lengths.tolist()
         for state in trainer.states:
-            assert state.whole == bool((state.length == memory).all())
-            seen.add(state.whole)
-    assert trainer.lanes.passes >= 2
+            assert state.full == bool((state.length == memory).all())
+            seen.add(state.full)
+    assert trainer.streams.passes >= 2
     assert True in seen
     assert False in seen or memory < 20
 
 
-def test_narrow_numbers_on_a_cpu_are_refused() -> None:
-    with pytest.raises(DeviceError, match="hundreds of times slower"):
+def test_bfloat16_on_a_cpu_is_refused() -> None:
+    with pytest.raises(DeviceError, match=r"training\.precision='bfloat16'.*CPU"):
         run.make_trainer(make_recipe(training_precision="bfloat16"), make_text(), CPU)
 
 
-def test_a_sample_of_held_out_text_lies_over_all_of_it() -> None:
+def test_a_validation_sample_covers_the_text_evenly() -> None:
     text = make_text(700)
-    ids, starts = sample(text, 160)
+    found = sample(text, 160)
+    ids, starts = found.ids, found.starts
     assert len(ids) == 160
     assert (ids[:10] == text.ids[:10]).all()
     assert (ids[-10:] == text.ids[-10:]).all()
     assert set(range(0, 160, 10)) <= set(starts.tolist())
-    whole, begins = sample(text, 10**6)
-    assert len(whole) == 700
-    assert begins.tolist() == text.starts.tolist()
+    found = sample(text, 10**6)
+    ids, starts = found.ids, found.starts
+    assert len(ids) == 700
+    assert starts.tolist() == text.starts.tolist()
 
 
-def test_a_resumed_run_knows_as_much_of_its_memory(tmp_path: Path) -> None:
-    """Else its next step would be compiled where the other's is not. Layers of this family keep unequally much."""
+def test_full_is_the_same_after_a_resume(tmp_path: Path) -> None:
+    """Otherwise one run would use the compiled step and the other not. Layers of this family cache different numbers of
+    positions."""
     shape = {
         "family": "longformer",
         "layers": 2,
         "width": 16,
         "heads": 2,
-        "segment": 8,
         "window": [4, 20],
-        "memory": 20,
     }
     recipe = build_recipe(
-        {"model": shape, "data": {"documents": False}, "training": {"steps": 12, "batch": 4, "lr": 1e-4}}, "small"
+        {
+            "model": shape,
+            "data": {"documents": False},
+            "training": {"steps": 12, "batch": 4, "segment": 8, "memory": 20, "lr": 1e-4},
+        },
+        "small",
     )
     first, again = (run.make_trainer(recipe, make_text(), CPU)[1] for _ in range(2))
     for step in range(1, 7):
@@ -417,7 +420,7 @@ def test_a_resumed_run_knows_as_much_of_its_memory(tmp_path: Path) -> None:
         found = run.find_start(tmp_path, "auto")
         assert found is not None
         snapshot.load(again, found)
-        assert [state.whole for state in again.states] == [state.whole for state in first.states]
-    held = {tensor.shape[-2] for tensor in next(iter(first.states[0].parts.values()))}
-    assert len(held) == 2
-    assert first.states[0].whole
+        assert [state.full for state in again.states] == [state.full for state in first.states]
+    sizes = {cache.positions for cache in first.states[0].caches}
+    assert len(sizes) == 2
+    assert first.states[0].full

@@ -1,4 +1,4 @@
-"""Test 6 of reliability: NaN, infinity and spikes never reach the weights, a checkpoint or best/."""
+"""Reliability: NaN, infinity and spikes never reach the weights, a checkpoint or best/."""
 
 import math
 import os
@@ -23,7 +23,7 @@ TORTURE = bool(os.environ.get("LONGSPAN_TORTURE"))
 
 
 class Poisoned(nn.Module):
-    """An objective whose loss, or whose gradient alone, is multiplied by something at one step."""
+    """An objective whose loss, or only its gradient, is multiplied by a factor at one step."""
 
     def __init__(self, trainer: Trainer, step: int, factor: float, gradient_only: bool) -> None:
         super().__init__()
@@ -62,15 +62,13 @@ KINDS = [(math.nan, False), (math.inf, False), (-math.inf, False), (math.nan, Tr
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize(("factor", "gradient_only"), KINDS)
 @pytest.mark.parametrize("step", STEPS)
-def test_what_is_not_finite_stops_the_run(
+def test_a_loss_or_gradient_that_is_not_finite_stops_the_run(
     step: int, factor: float, gradient_only: bool, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe, text, out = make_recipe(training_optimizer=optimizer), make_text(300), tmp_path / "run"
     poison = Poison(step, factor, gradient_only)
     what = "gradient" if gradient_only else "loss"
-    with pytest.raises(
-        NotFiniteError, match=rf"step {step} has a {what} that is not finite, on the batch at tokens \d"
-    ):
+    with pytest.raises(NotFiniteError, match=rf"{what} of step {step} is not finite.*tokens \d"):
         train(recipe, out, text, monkeypatch, poison)
     assert poison.trainer is not None
     for now, before in zip(poison.trainer.model.parameters(), poison.weights[step - 1], strict=True):
@@ -79,16 +77,14 @@ def test_what_is_not_finite_stops_the_run(
     newest = newest_good(out).found
     assert (newest is None) if step == 1 else (newest is not None and newest.path.name == f"checkpoint-{step - 1}")
     if step == 7 and not gradient_only:
-        train(recipe, tmp_path / "whole", text, monkeypatch)
+        train(recipe, tmp_path / "full_run", text, monkeypatch)
         assert train(recipe, out, text, monkeypatch, resume="auto").finished
-        assert content(out / "checkpoint-12") == content(tmp_path / "whole" / "checkpoint-12")
+        assert content(out / "checkpoint-12") == content(tmp_path / "full_run" / "checkpoint-12")
 
 
 @pytest.mark.parametrize("step", range(35, 60) if TORTURE else (35, 40))
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_spike_leaves_the_weights_alone_and_the_run_goes_on(
-    step: int, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_spike_skips_one_update(step: int, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = make_recipe(training_optimizer=optimizer, training_steps=step + 3, training_save_every=1000)
     poison = Poison(step, 1e4, True)
     assert train(recipe, tmp_path / "run", make_text(300), monkeypatch, poison).finished
@@ -97,7 +93,7 @@ def test_a_spike_leaves_the_weights_alone_and_the_run_goes_on(
     assert any(not torch.equal(a, b) for a, b in zip(poison.weights[step + 1], poison.weights[step], strict=True))
 
 
-def test_weights_that_a_step_took_too_far_are_never_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = make_recipe(training_lr=1e38, training_warmup=0, training_spike=0.0, model_dropout=0.0)
     with pytest.raises(NotFiniteError, match="not finite"):
         train(recipe, tmp_path, make_text(300), monkeypatch)
@@ -107,8 +103,8 @@ def test_weights_that_a_step_took_too_far_are_never_saved(tmp_path: Path, monkey
         assert all(tensor.isfinite().all() for tensor in weights.values())
 
 
-def test_bad_steps_gathered_in_a_window_are_found_and_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the device runs ahead, steps after a bad one are taken before anyone looks: none may move a weight."""
+def test_steps_after_a_bad_one_in_the_same_window_do_not_change_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that runs ahead runs more steps before the host sees the bad one. None may change a weight."""
     _, trainer = run.make_trainer(make_recipe(), make_text(300), torch.device("cpu"))
     trainer.ledger.window = 6
     for _ in range(2):
@@ -117,35 +113,35 @@ def test_bad_steps_gathered_in_a_window_are_found_and_held_back(monkeypatch: pyt
     trainer.objective = trainer.fast_objective = Poisoned(trainer, 3, math.nan, False)
     for _ in range(3):
         trainer.take_step()
-    with pytest.raises(NotFiniteError, match="step 3 "):
+    with pytest.raises(NotFiniteError, match=r"step 3\b"):
         trainer.take_step()
     assert trainer.step == 6
     for now, then in zip(trainer.model.parameters(), before, strict=True):
         assert torch.equal(now.detach(), then)
 
 
-def test_a_new_level_is_not_taken_for_spikes_for_ever() -> None:
+def test_many_spikes_in_a_row_become_the_new_level() -> None:
     guard, loss = Guard(10.0, torch.device("cpu")), torch.tensor(1.0)
     for k in range(SETTLED + 8):
-        assert guard.judge(loss, torch.tensor(1.0 + 0.01 * (k % 3))).item() == 0
-    skipped = [guard.judge(loss, torch.tensor(50.0)).item() for _ in range(PATIENCE + 4)]
+        assert guard.check(loss, torch.tensor(1.0 + 0.01 * (k % 3))).item() == 0
+    skipped = [guard.check(loss, torch.tensor(50.0)).item() for _ in range(PATIENCE + 4)]
     assert skipped == [1.0] * PATIENCE + [0.0] * 4
-    assert guard.judge(loss, torch.tensor(55.0)).item() == 0
+    assert guard.check(loss, torch.tensor(55.0)).item() == 0
 
 
-def test_a_small_rise_is_no_spike_and_zero_turns_it_off() -> None:
+def test_a_small_rise_is_not_a_spike_and_zero_turns_the_check_off() -> None:
     loss = torch.tensor(1.0)
     steady, off = Guard(10.0, torch.device("cpu")), Guard(0.0, torch.device("cpu"))
     for _ in range(SETTLED):
-        steady.judge(loss, torch.tensor(1.0))
-        off.judge(loss, torch.tensor(1.0))
-    assert steady.judge(loss, torch.tensor(3.9)).item() == 0
-    assert off.judge(loss, torch.tensor(1e9)).item() == 0
-    assert off.judge(loss, torch.tensor(math.inf)).item() == 1
+        steady.check(loss, torch.tensor(1.0))
+        off.check(loss, torch.tensor(1.0))
+    assert steady.check(loss, torch.tensor(3.9)).item() == 0
+    assert off.check(loss, torch.tensor(1e9)).item() == 0
+    assert off.check(loss, torch.tensor(math.inf)).item() == 1
 
 
 class Scripted(Observer):
-    """Announces the next of some scores after every step."""
+    """Announces the next of the given scores after every step."""
 
     def __init__(self, *scores: float) -> None:
         self.scores = scores
@@ -177,13 +173,13 @@ def test_a_score_that_is_not_finite_is_never_the_best(
         assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
-def test_scores_that_are_not_finite_use_up_patience_also_across_a_resume(
+def test_scores_that_are_not_finite_count_for_patience_across_a_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scores = (math.nan, -math.inf, math.nan, 3.0)
     short, long = (make_recipe(training_steps=k, training_validate_every=1, training_patience=3) for k in (2, 4))
-    text, watching = make_text(300), (Scripted(*scores), EarlyStop(3))
-    assert not train(short, tmp_path, text, monkeypatch, *watching).stopped_early
-    watching = (Scripted(*scores), EarlyStop(3))
-    outcome = train(long, tmp_path, text, monkeypatch, *watching, resume="auto")
+    text, observers = make_text(300), (Scripted(*scores), EarlyStop(3))
+    assert not train(short, tmp_path, text, monkeypatch, *observers).stopped_early
+    observers = (Scripted(*scores), EarlyStop(3))
+    outcome = train(long, tmp_path, text, monkeypatch, *observers, resume="auto")
     assert (outcome.step, outcome.stopped_early) == (3, True)

@@ -1,4 +1,4 @@
-"""AdamW and Muon: the right parameters each, the right numbers, nothing where they are told to hold still."""
+"""AdamW, Muon and SGD: their parameters, their updates, and no update when it is blocked."""
 
 import pytest
 import torch
@@ -10,11 +10,11 @@ from longspan.training.optimizers import NEWTON_SCHULZ, Muon, Optimizer, hidden_
 from longspan.training.recipe import TrainingConfig
 from tests.training.conftest import make_recipe
 
-GO, HOLD = torch.tensor(0.0), torch.tensor(1.0)
+ALLOW, BLOCK = torch.tensor(0.0), torch.tensor(1.0)
 
 
 def orthogonalise_one(matrix: torch.Tensor) -> torch.Tensor:
-    """The definition: one matrix, in float64, written out."""
+    """The definition for one matrix, in float64."""
     a, b, c = NEWTON_SCHULZ
     x = matrix.double()
     x = x.T if x.shape[0] > x.shape[1] else x
@@ -26,13 +26,13 @@ def orthogonalise_one(matrix: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shape", [(5, 16, 16), (3, 7, 33), (4, 40, 9), (1, 1, 5)])
-def test_batched_newton_schulz_is_the_one_by_one(shape: tuple[int, int, int]) -> None:
+def test_batched_newton_schulz_equals_the_definition(shape: tuple[int, int, int]) -> None:
     matrices = torch.randn(shape)
     for made, matrix in zip(orthogonalise(matrices), matrices, strict=True):
         torch.testing.assert_close(made.double(), orthogonalise_one(matrix), atol=2e-5, rtol=2e-4)
 
 
-def test_it_makes_singular_values_nearly_one() -> None:
+def test_singular_values_become_nearly_one() -> None:
     values = torch.linalg.svdvals(orthogonalise(torch.randn(3, 24, 40)))
     assert values.min() > 0.5
     assert values.max() < 1.3
@@ -67,21 +67,21 @@ def give_gradients(model: nn.Module) -> None:
         p.grad = torch.randn_like(p)
 
 
-def test_muon_takes_hidden_matrices_and_nothing_else() -> None:
+def test_muon_updates_only_hidden_matrices() -> None:
     model = small_model()
     optimizer = Optimizer(model, TrainingConfig(steps=1, optimizer="muon", weight_decay=0.1))
     muon, adamw = optimizer.parts
     names = {optimizer.names[p] for p in muon.param_groups[0]["params"]}
     assert names == hidden_matrices(model)
-    assert {n.split(".")[-2] for n in names} == {"query", "key", "value", "output", "projection", "up", "down"}
+    assert {n.split(".")[-2] for n in names} == {"query", "key", "value", "output", "position", "up", "down"}
     decayed, plain = adamw.param_groups
     assert {optimizer.names[p] for p in decayed["params"]} == {"embedding.tables.0"}
-    assert {"u", "w", "layers.0.attention_residual.norm.weight"} <= {optimizer.names[p] for p in plain["params"]}
+    assert {"u", "w", "layers.0.attention_norm.weight"} <= {optimizer.names[p] for p in plain["params"]}
     every = [p for part in optimizer.parts for group in part.param_groups for p in group["params"]]
     assert len({id(p) for p in every}) == len(every) == len(list(model.parameters()))
 
 
-def test_adamw_is_torchs_own() -> None:
+def test_adamw_equals_that_of_torch() -> None:
     model, twin = small_model(), small_model()
     twin.load_state_dict(model.state_dict())
     config = TrainingConfig(steps=1, lr=0.01, betas=(0.8, 0.9))
@@ -91,7 +91,7 @@ def test_adamw_is_torchs_own() -> None:
         give_gradients(model)
         for p, q in zip(model.parameters(), twin.parameters(), strict=True):
             q.grad = p.grad.clone()
-        ours.step(0.5, GO)
+        ours.step(0.5, ALLOW)
         theirs.step()
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(p, q, atol=1e-6, rtol=1e-5)
@@ -99,28 +99,28 @@ def test_adamw_is_torchs_own() -> None:
 
 @pytest.mark.parametrize("kind", ["adamw", "muon", "sgd"])
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1.0])
-def test_told_to_hold_still_nothing_moves(kind: str, poison: float) -> None:
+def test_a_blocked_step_changes_nothing(kind: str, poison: float) -> None:
     model = small_model()
     optimizer = Optimizer(model, TrainingConfig(steps=1, optimizer=kind, weight_decay=0.1))
     give_gradients(model)
-    optimizer.step(1.0, GO)
+    optimizer.step(1.0, ALLOW)
     weights = [p.detach().clone() for p in model.parameters()]
     state = {name: tensor.clone() for name, tensor in optimizer.tensors().items()}
     for p in model.parameters():
         p.grad = p.grad * poison
-    optimizer.step(1.0, HOLD)
+    optimizer.step(1.0, BLOCK)
     assert all(torch.equal(p.detach(), w) for p, w in zip(model.parameters(), weights, strict=True))
     assert all(torch.equal(tensor, state[name]) for name, tensor in optimizer.tensors().items())
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_what_it_remembers_comes_back(kind: str) -> None:
+def test_the_state_can_be_saved_and_loaded(kind: str) -> None:
     model = small_model()
     config = TrainingConfig(steps=1, optimizer=kind)
     first, second = Optimizer(model, config), Optimizer(model, config)
     give_gradients(model)
-    first.step(1.0, GO)
+    first.step(1.0, ALLOW)
     second.load({name: tensor.clone() for name, tensor in first.tensors().items()}, "here")
     assert all(torch.equal(t, first.tensors()[name]) for name, t in second.tensors().items())
-    with pytest.raises(CheckpointError, match="here lacks"):
+    with pytest.raises(CheckpointError, match="here "):
         second.load({}, "here")

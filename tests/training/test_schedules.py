@@ -1,11 +1,11 @@
-"""Schedules against values worked out by hand."""
+"""Schedules against values computed by hand."""
 
 import math
 
 import pytest
 
-from longspan.training.recipe import TrainingConfig
-from longspan.training.schedules import lr_factor, progress, value_at
+from longspan.training.recipe import TrainingConfig, value_at
+from longspan.training.schedules import lr_factor, progress
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_floor_and_cooldown() -> None:
     assert lr_factor(cosine, 100, 1.0) == pytest.approx(0.1)
 
 
-def test_the_nearest_limit_rules() -> None:
+def test_progress_follows_the_nearest_limit() -> None:
     config = TrainingConfig(steps=100, tokens=1000, seconds=10.0)
     assert progress(config, 10, 500, 1.0) == 0.5
     assert progress(config, 10, 50, 9.0) == 0.9

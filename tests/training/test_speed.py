@@ -1,4 +1,4 @@
-"""The speed of steps, by a clock that tests set."""
+"""The measured speed of steps, with a simulated clock."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from longspan.training import run
-from longspan.training.ledger import Entry, Ledger, Moment, Row
+from longspan.training.ledger import Entry, HostEvent, Ledger, Row
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer, Validation
 from longspan.training.step import Step
@@ -18,7 +18,7 @@ TOKENS = 100
 
 
 class Clock:
-    """Time that passes only when a test says so."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -31,25 +31,25 @@ class Clock:
 
 
 class Device(Ledger):
-    """A ledger of a simulated device, which does what it was asked for while the host asks for more."""
+    """The ledger of a simulated device that runs queued work while the host queues more."""
 
     def __init__(self, clock: Clock, window: int) -> None:
         super().__init__(CPU)
         self.time, self.window, self.runs_ahead = clock, window, True
         self.busy_until = clock.now
 
-    def _now(self) -> Moment:
+    def _now(self) -> HostEvent:
         return Event(self)
 
-    def launch(self, step: int, asking: float, taking: float) -> list[Row]:
+    def launch(self, step: int, queueing: float, running: float) -> list[Row]:
         self.begin()
-        self.time.wait(asking)
-        self.busy_until = max(self.busy_until, self.time.now) + taking
+        self.time.wait(queueing)
+        self.busy_until = max(self.busy_until, self.time.now) + running
         return self.add(Entry(step, step * TOKENS, 0.1, self.time.now, ""), torch.zeros(4))
 
 
-class Event(Moment):
-    """When the device has done all that it was asked for before."""
+class Event(HostEvent):
+    """The time at which the device has finished all queued work."""
 
     def __init__(self, device: Device) -> None:
         self.device, self.at = device, max(device.busy_until, device.time.now)
@@ -58,32 +58,32 @@ class Event(Moment):
         self.device.time.now = max(self.device.time.now, self.at)
 
 
-@pytest.mark.parametrize(("asking", "taking"), [(0.001, 0.01), (0.01, 0.001)])
-def test_the_speed_is_that_of_the_device_whenever_its_figures_are_read(asking: float, taking: float) -> None:
-    """Steps are asked for faster than they are taken, or slower; validation and saving come between them."""
+@pytest.mark.parametrize(("queueing", "running"), [(0.001, 0.01), (0.01, 0.001)])
+def test_the_speed_is_that_of_the_device_whenever_metrics_are_read(queueing: float, running: float) -> None:
+    """The host queues steps faster than the device runs them, or slower. Validation and saving come between them."""
     clock = Clock()
     device, rows = Device(clock, window=4), []
     for step in range(1, 31):
-        rows += device.launch(step, asking, taking)
+        rows += device.launch(step, queueing, running)
         if step in (6, 17, 18, 30):
             rows += device.drain()
             clock.wait(60.0)
     assert [row.step for row in rows] == list(range(1, 31))
-    # The last step of some is still under way when the next is asked for; nothing else comes into it.
-    assert min(row.tokens_per_second for row in rows) >= TOKENS / (asking + taking) - 0.1
-    assert max(row.tokens_per_second for row in rows) <= TOKENS / max(asking, taking) + 0.1
+    # A step may still run when the next one is queued. Nothing else adds to the time.
+    assert min(row.tokens_per_second for row in rows) >= TOKENS / (queueing + running) - 0.1
+    assert max(row.tokens_per_second for row in rows) <= TOKENS / max(queueing, running) + 0.1
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    """The time by which trainers of a test count."""
+    """The clock of all trainers in a test."""
     chosen = Clock()
     monkeypatch.setattr(Trainer, "clock", chosen)
     return chosen
 
 
 def take(trainer: Trainer, clock: Clock, monkeypatch: pytest.MonkeyPatch, seconds: Callable[[int], float]) -> list[Row]:
-    """Run to the end; the step of each number takes some seconds."""
+    """Run to the end; `seconds` gives the duration of each step."""
     rows: list[Row] = []
     work = trainer.work.__call__
 
@@ -102,7 +102,7 @@ def take(trainer: Trainer, clock: Clock, monkeypatch: pytest.MonkeyPatch, second
 
 
 class Pauses(Observer):
-    """A validation every so many steps, which takes some time."""
+    """A validation every `every` steps that takes some seconds."""
 
     def __init__(self, clock: Clock, every: int, seconds: float) -> None:
         self.clock, self.every, self.seconds = clock, every, seconds
@@ -114,39 +114,39 @@ class Pauses(Observer):
             trainer.announce(Validation(trainer.step, 1, 1.0))
 
 
-def test_the_speed_leaves_out_what_comes_between_steps(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_speed_excludes_time_between_steps(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     _, trainer = run.make_trainer(make_recipe(training_steps=9), make_text(), CPU, [Pauses(clock, 2, 60.0)])
     rows = take(trainer, clock, monkeypatch, lambda step: 0.5)
     assert [row.tokens_per_second for row in rows] == [pytest.approx(32 / 0.5)] * 9
 
 
 class InFours(Ledger):
-    """A ledger that waits for the figures of four steps, as one of a GPU waits for more."""
+    """A ledger that reads the metrics of four steps together, as on a GPU."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
         self.window = 4
 
 
-@pytest.mark.parametrize(("record", "times"), [(False, 1), (True, 2)])
-def test_a_step_that_is_compiled_or_recorded_is_told_and_counts_alone(
-    record: bool,
+@pytest.mark.parametrize(("graph", "times"), [(False, 1), (True, 2)])
+def test_a_step_that_is_compiled_or_captured_is_announced_and_timed_alone(
+    graph: bool,
     times: int,
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told: list[int] = []
+    announced: list[int] = []
 
-    class Tells(Observer):
+    class Announced(Observer):
         def preparing(self, trainer: Trainer, what: str) -> None:
-            told.append(trainer.step + 1)
+            announced.append(trainer.step + 1)
 
-    recipe = make_recipe(training_steps=20, training_record=record, data_documents=False)
-    _, trainer = run.make_trainer(recipe, make_text(), CPU, [Tells()])
+    recipe = make_recipe(training_steps=20, training_cuda_graph=graph, data_documents=False)
+    _, trainer = run.make_trainer(recipe, make_text(), CPU, [Announced()])
     monkeypatch.setattr("longspan.training.loop.Ledger", InFours)
-    trainer.fast_objective = torch.nn.Sequential()  # another than the plain one, as a compiled one is
+    trainer.fast_objective = torch.nn.Sequential()  # not the eager one, as after torch.compile
     monkeypatch.setattr(trainer.fast_objective, "forward", trainer.objective.forward)
-    rows = take(trainer, clock, monkeypatch, lambda step: 50.0 if step in told else 1.0)
-    # The memory of 12 tokens is full after two steps of 8: before, steps are taken as they are.
-    assert told == list(range(3, 3 + times))
-    assert [row.step for row in rows if row.tokens_per_second != 32.0] == told
+    rows = take(trainer, clock, monkeypatch, lambda step: 50.0 if step in announced else 1.0)
+    # The memory of 12 tokens is full after two steps of 8. Before that, steps are eager.
+    assert announced == list(range(3, 3 + times))
+    assert [row.step for row in rows if row.tokens_per_second != 32.0] == announced

@@ -1,1 +1,1 @@
-"""Models, checkpoints and states on disk: written whole, verified on every load; and weights of other codes."""
+"""Models, checkpoints and states on disk: written atomically, verified on every load."""

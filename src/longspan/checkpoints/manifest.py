@@ -1,6 +1,6 @@
-"""What a folder should hold, file by file, and the reading that holds it to that.
+"""The manifest of a folder: size and SHA-256 of every file, checked whenever the folder is read.
 
-The manifest is JSON and is written after all it lists:
+It is JSON and is written after the files it lists:
 
     {"format": 1, "files": {"model.safetensors": {"size": 123, "sha256": "..."}, ...}}
 """
@@ -19,16 +19,16 @@ from longspan.errors import CheckpointError
 FORMAT = 1
 MANIFEST = "manifest.json"
 MANIFEST_LIMIT = 1 << 22
-PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 CARD = "README.md"
-"""Written for people and theirs to edit: it is listed, and held to nothing but being there."""
-# A file of one of these kinds that the manifest does not list could be taken for a part of the folder.
-WEIGHTY = frozenset({".safetensors", ".json", ".bin", ".pt", ".pth", ".npy", ".npz"})
+"""The model card. Users may edit it, so only its presence is checked, not its contents."""
+# An unlisted file with one of these suffixes could be mistaken for part of the model, so it is an error.
+DATA_SUFFIXES = frozenset({".safetensors", ".json", ".bin", ".pt", ".pth", ".npy", ".npz"})
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What the manifest says of one file."""
+    """The manifest's entry for one file."""
 
     size: int
     sha256: str
@@ -36,7 +36,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Verified:
-    """A folder whose every file but the card is as its manifest says; `contents` holds those asked for."""
+    """A folder whose files, except the card, match its manifest. `contents` holds the bytes of the requested files."""
 
     path: Path
     files: Mapping[str, Entry]
@@ -44,16 +44,16 @@ class Verified:
 
 
 def verify(found: Path, path: Path, keep: Collection[str]) -> Verified:
-    """Read every file of a folder once; `found` is where the folder is, `path` what the user calls it."""
+    """Read and check every file of a folder once. `found` is where the folder is now, `path` the name for errors."""
     try:
         if not stat.S_ISDIR(found.stat().st_mode):
-            raise CheckpointError(f"{path} is a file; a model or checkpoint is a folder")
+            raise CheckpointError(f"{path} is a file; give the folder of a model or checkpoint")
         entries = _read_manifest(found, path)
         for file in found.iterdir():
-            if file.suffix in WEIGHTY and file.name not in entries and file.name != MANIFEST:
+            if file.suffix in DATA_SUFFIXES and file.name not in entries and file.name != MANIFEST:
                 raise CheckpointError(f"{path / file.name} is not in the manifest; move it out of the folder")
         if missing := sorted(set(keep) - set(entries)):
-            raise CheckpointError(f"{path} holds no {missing[0]}; it is damaged or of another kind")
+            raise CheckpointError(f"{path} has no {missing[0]}; it is damaged or not a folder of this kind")
         contents = {
             name: _check_file(found / name, path / name, entry, name in keep) for name, entry in entries.items()
         }
@@ -67,22 +67,22 @@ def _read_manifest(found: Path, path: Path) -> dict[str, Entry]:
         status = (found / MANIFEST).lstat()
     except FileNotFoundError:
         raise CheckpointError(
-            f"{path} has no {MANIFEST}; it was not saved whole, or not by longspan (longspan import reads others)"
+            f"{path} has no {MANIFEST}; the save was interrupted, or it is not a longspan model (see `longspan import`)"
         ) from None
     if not stat.S_ISREG(status.st_mode) or status.st_size > MANIFEST_LIMIT:
-        raise CheckpointError(f"{path / MANIFEST} is no manifest; the folder is damaged")
+        raise CheckpointError(f"{path / MANIFEST} is not a manifest; the folder is damaged")
     values = read_json((found / MANIFEST).read_bytes(), str(path / MANIFEST))
     if values.get("format") != FORMAT or isinstance(values["format"], bool):
         raise CheckpointError(f"{path} has manifest format {values.get('format')!r:.40}; this longspan reads {FORMAT}")
     files = values.get("files")
     if not isinstance(files, dict) or set(values) != {"format", "files"}:
-        raise CheckpointError(f"{path / MANIFEST} does not list files as it should; the folder is damaged")
+        raise CheckpointError(f"{path / MANIFEST} must hold 'format' and 'files' only; the folder is damaged")
     return {name: _read_entry(name, entry, path) for name, entry in files.items()}
 
 
 def _read_entry(name: str, entry: Any, path: Path) -> Entry:
-    plain = PLAIN_NAME.fullmatch(name) and name != MANIFEST and isinstance(entry, dict)
-    if not plain or set(entry) != {"size", "sha256"}:
+    well_formed = FILE_NAME.fullmatch(name) and name != MANIFEST and isinstance(entry, dict)
+    if not well_formed or set(entry) != {"size", "sha256"}:
         raise CheckpointError(f"{path / MANIFEST} has a bad entry {name!r:.80}; the folder is damaged")
     size, digest = entry["size"], entry["sha256"]
     if type(size) is not int or size < 0 or not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
@@ -96,11 +96,11 @@ def _check_file(found: Path, path: Path, entry: Entry, keep: bool) -> bytes | No
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing; the manifest lists it") from None
     if not stat.S_ISREG(status.st_mode):
-        raise CheckpointError(f"{path} is not a plain file; the folder is damaged")
+        raise CheckpointError(f"{path} is not a regular file; the folder is damaged")
     if path.name == CARD and not keep:
         return None
     if status.st_size != entry.size:
-        raise CheckpointError(f"{path} has {status.st_size} bytes where its manifest says {entry.size}; it was altered")
+        raise CheckpointError(f"{path} has {status.st_size} bytes, its manifest says {entry.size}; it was modified")
     digest = hashlib.sha256()
     content = bytearray()
     with found.open("rb") as file:
@@ -109,7 +109,7 @@ def _check_file(found: Path, path: Path, entry: Entry, keep: bool) -> bytes | No
             if keep:
                 content += chunk
     if digest.hexdigest() != entry.sha256:
-        raise CheckpointError(f"{path} does not match the SHA-256 in its manifest; it was altered or damaged")
+        raise CheckpointError(f"{path} does not match the SHA-256 in its manifest; it was modified or damaged")
     return bytes(content) if keep else None
 
 
@@ -119,21 +119,22 @@ def encode(entries: Mapping[str, Entry]) -> bytes:
 
 
 def read_json(content: bytes, what: str) -> dict[str, Any]:
-    """A JSON object, each key once; anything else is a CheckpointError that names `what`."""
+    """A JSON object without repeated keys. Anything else is a CheckpointError that names `what`."""
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(made := dict(pairs)) != len(pairs):
+    def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(table := dict(pairs)) != len(pairs):
             raise ValueError("a key appears twice")
-        return made
+        return table
 
     try:
-        values = json.loads(content.decode("utf-8"), object_pairs_hook=once)
+        values = json.loads(content.decode("utf-8"), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{what} is not readable JSON ({error}); the file is damaged") from None
+        raise CheckpointError(f"{what} is not valid JSON ({error}); the file is damaged") from None
     if not isinstance(values, dict):
-        raise CheckpointError(f"{what} holds no JSON object; the file is damaged")
+        raise CheckpointError(f"{what} is not a JSON object; the file is damaged")
     return values
 
 
 def reason(error: OSError) -> str:
+    """The operating system's message, without the number and the path."""
     return error.strerror or str(error)

@@ -1,9 +1,13 @@
-"""A MODEL is a folder: config.json, model.safetensors, tokenizer.json, a README card, and the manifest over them.
+"""A MODEL is a folder with config.json, model.safetensors, tokenizer.json, a README card and a manifest. config.json:
 
-    {"format": 1, "family": "transformer-xl", "dtype": "float32", "tokens": "bytes", "model": {"layers": 6, ...}}
+    {"format": 2, "family": "transformer-xl", "dtype": "float32", "tokenizer": "bytes",
+     "model": {"layers": 6, ...}, "reading": {"segment": 128, "memory": 128, ...}}
 
-A checkpoint of a run is such a folder with further files in its manifest, so whatever takes a MODEL takes a
-checkpoint, and a RUN too: its best/, or else its newest whole checkpoint.
+`model` determines the weights; `reading` is how the model is read by default. Format 1 (longspan 0.1) is upgraded on
+load.
+
+A checkpoint of a run is a MODEL with more files in its manifest, so a command that takes a MODEL takes a checkpoint.
+The folder of a run works too: best/ is used or, without one, the newest undamaged checkpoint.
 """
 
 import hashlib
@@ -21,14 +25,16 @@ from longspan import config
 from longspan.checkpoints import store
 from longspan.checkpoints.manifest import CARD, MANIFEST, Verified, read_json
 from longspan.checkpoints.store import CheckpointWarning, Content
-from longspan.checkpoints.weights import fill, parse_weights, require_match, save_weights, sketch, weights_of
+from longspan.checkpoints.upgrade import upgrade_config, upgrade_name
+from longspan.checkpoints.weights import fill, meta_weights, parse_weights, require_match, save_weights, weights_of
 from longspan.contract import LanguageModel
-from longspan.errors import CheckpointError, ConfigError, LongspanError
+from longspan.errors import CheckpointError, ConfigError, LongspanError, UnknownNameError
 from longspan.models import families
+from longspan.reading import Reading
 from longspan.shapes import Tensor
-from longspan.tokens import Tokenizer, tokenizer_from_dict
+from longspan.tokenizers import Tokenizer, tokenizer_from_dict
 
-FORMAT = 1
+FORMAT = 2
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 PARTS = (CONFIG, WEIGHTS, TOKENIZER)
 _ORIGIN = "## Where it comes from"
@@ -37,7 +43,7 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model ready to read, the tokens it reads, and the hash its states carry; `path` is the folder it came from."""
+    """A model in eval mode, its tokenizer, the hash that its saved states carry, and the folder it was loaded from."""
 
     model: LanguageModel
     tokenizer: Tokenizer
@@ -55,16 +61,17 @@ def save_model(
     extra: Mapping[str, Content] | None = None,
     replace: bool = False,
 ) -> str:
-    """Write a MODEL folder, whole or not at all, and give its hash; `extra` files join it under the manifest.
+    """Write a MODEL folder atomically and return its hash. `extra` files are added to the folder and its manifest.
 
-    Its card says in `notes` where it comes from and begins with the Markdown of `opening`, whose title it takes.
+    The card starts with the Markdown in `opening`, title included; `notes` say where the model comes from.
     """
     described = {
         "format": FORMAT,
         "family": families.name_of(model),
         "dtype": _dtype_name(model),
-        "tokens": tokenizer.kind,
+        "tokenizer": tokenizer.kind,
         "model": config.plain(model.config),
+        "reading": reading_of(model),
     }
     files: dict[str, Content] = {
         CONFIG: _json(described),
@@ -73,7 +80,8 @@ def save_model(
         WEIGHTS: partial(save_weights, model),
     }
     entries = store.write_folder(path, files | dict(extra or {}), replace=replace)
-    return _hash(described, tokenizer, entries[WEIGHTS].sha256)
+    identity = {key: described[key] for key in ("family", "model")}
+    return _hash(identity, tokenizer, entries[WEIGHTS].sha256)
 
 
 def load_model(
@@ -83,12 +91,12 @@ def load_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
 ) -> Loaded:
-    """The model in a MODEL or RUN folder; `overrides` change what needs no other weights (memory, clamp, segment)."""
+    """The model in the folder of a MODEL or a run. `overrides` change its reading (memory, clamp, segment, ...)."""
     return open_model(find_model(path), overrides=overrides, device=device, dtype=dtype)
 
 
 def find_model(path: Path, keep: Iterable[str] = ()) -> Verified:
-    """The MODEL that `path` is or, of a run, its best or newest whole one, verified and read into memory."""
+    """The MODEL at `path`, or the best or newest undamaged one of a run, verified and read into memory."""
     path, keep = Path(path), (*PARTS, *keep)
     if (path / MANIFEST).exists() or (path / CONFIG).exists():
         return store.read_folder(path, keep)
@@ -102,7 +110,8 @@ def find_model(path: Path, keep: Iterable[str] = ()) -> Verified:
         return newest.found
     if newest.passed_over:
         first = newest.passed_over[0]
-        raise CheckpointError(f"{path} holds no whole checkpoint; of its {len(newest.passed_over)}, {first.reason}")
+        count = len(newest.passed_over)
+        raise CheckpointError(f"{path} has no undamaged checkpoint; the newest of {count} is damaged: {first.reason}")
     return store.read_folder(path, keep)
 
 
@@ -113,67 +122,110 @@ def open_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
 ) -> Loaded:
-    """The model of a folder that `find_model` has read."""
+    """The model of a folder that `find_model` has verified."""
     path = verified.path
     described = _read_config(verified.contents[CONFIG], path)
     try:
         tokenizer = tokenizer_from_dict(read_json(verified.contents[TOKENIZER], str(path / TOKENIZER)))
         stored: Any = config.build(families.family(described["family"]).Config, described["model"], "model")
         tensors = parse_weights(verified.contents[WEIGHTS], str(path / WEIGHTS))
-        _require_fit(stored, described, tokenizer, tensors, path)
+        if described["format"] == 1:
+            tensors = {upgrade_name(described["family"], name): tensor for name, tensor in tensors.items()}
+        stored_reading = _read_reading(described, path)
+        _require_fit(stored, stored_reading, described, tokenizer, tensors, path)
     except CheckpointError:
         raise
     except LongspanError as error:
         raise CheckpointError(f"{path} cannot be loaded: {error}") from None
-    values = config.merge(described["model"], overrides or {})
-    model = _build(described["family"], values, tensors, path)
+    reading = override(described["family"], stored_reading, overrides or {})
+    # All weights drawn here are overwritten. Loading must not consume random numbers, or a resumed run would differ.
+    with torch.random.fork_rng(devices=[]):
+        model = families.create(described["family"], stored, reading)
     model.to(DTYPES[described["dtype"]])
     fill(model, tensors, str(path / WEIGHTS))
-    # On a CPU half the width is hundreds of times slower, so there it is widened unless asked for.
-    narrow = described["dtype"] == "bfloat16" and torch.device(device).type == "cpu"
-    model.to(device=device, dtype=dtype or (torch.float32 if narrow else None))
-    return Loaded(model.eval(), tokenizer, _hash(described, tokenizer, verified.files[WEIGHTS].sha256), path)
+    # bfloat16 is hundreds of times slower on a CPU, so it is converted to float32 there unless a dtype is given.
+    widen = described["dtype"] == "bfloat16" and torch.device(device).type == "cpu"
+    model.to(device=device, dtype=dtype or (torch.float32 if widen else None))
+    digest = _hash(described["identity"], tokenizer, verified.files[WEIGHTS].sha256)
+    return Loaded(model.eval(), tokenizer, digest, path)
 
 
-def _build(family: str, values: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> LanguageModel:
+def reading_of(model: LanguageModel) -> dict[str, Any]:
+    """The settings of a model's reading that its family uses."""
+    return {key: value for key, value in config.plain(model.reading).items() if key in model.settings}
+
+
+def override(family: str, reading: Reading, changes: Mapping[str, Any]) -> Reading:
+    """A reading with some settings changed. A setting that the family does not use is an error."""
+    used = families.family(family).settings
+    for key in changes:
+        if key not in used:
+            raise UnknownNameError(f"setting of {family}", key, used)
+    return config.build(Reading, config.plain(reading) | dict(changes), "reading")
+
+
+def require_model_keys(family: str, values: Mapping[str, Any]) -> None:
+    """Raise a ConfigError for a reading setting among the values of a model's config."""
+    found = families.family(family)
+    for key, value in values.items():
+        if key in found.settings and key not in config.keys(found.Config):
+            raise ConfigError(
+                f"model.{key}={config.shown(value)} does not exist: {key} is a reading setting of {family}; "
+                f"use reading={{{key!r}: {value!r:.80}}}, or --set reading.{key}={config.shown(value)}"
+            )
+
+
+def _read_reading(described: Mapping[str, Any], path: Path) -> Reading:
     try:
-        require_match(sketch(lambda: families.build(family, values)), tensors, str(path / WEIGHTS))
-    except CheckpointError as error:
-        raise ConfigError(f"these settings need other weights than the model has: {error}") from None
-    # The weights drawn here are all overwritten; whoever resumes a run must not find its random numbers spent.
-    with torch.random.fork_rng(devices=[]):
-        return families.build(family, values)
+        return override(described["family"], families.family(described["family"]).reading, described["reading"])
+    except ConfigError as error:
+        raise CheckpointError(f"{path / CONFIG} cannot be used: {error}") from None
 
 
 def _require_fit(
-    stored: Any, described: Mapping[str, Any], tokenizer: Tokenizer, tensors: Mapping[str, Tensor], path: Path
+    stored: Any,
+    reading: Reading,
+    described: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    tensors: Mapping[str, Tensor],
+    path: Path,
 ) -> None:
-    """The parts belong together: config and tokenizer, config and weights, config and kind of number."""
-    # A model of bytes may know fewer tokens than 256, or more; every other tokenizer is made for its model.
+    """The config matches the reading, the tokenizer, and the names, shapes and dtype of the weights."""
+    # A model with a byte tokenizer may have more or fewer than 256 tokens; any other tokenizer must have the same size.
     fits = tokenizer.size == stored.vocabulary or tokenizer.kind == "bytes"
-    if tokenizer.kind != described["tokens"] or not fits:
-        found = f"{tokenizer.kind} of {tokenizer.size} tokens"
-        wanted = f"{described['tokens']!r:.40} of {stored.vocabulary}"
-        raise CheckpointError(f"{path} has a tokenizer of {found} where its config asks for {wanted}; are they a pair?")
+    if tokenizer.kind != described["tokenizer"] or not fits:
+        found = f"{tokenizer.kind!r} with {tokenizer.size} tokens"
+        wanted = f"{described['tokenizer']!r:.40} with {stored.vocabulary}"
+        raise CheckpointError(f"{path} has the tokenizer {found}, its config says {wanted}; do they belong together?")
     if getattr(stored, "layers", 0) > len(tensors):
-        raise CheckpointError(f"{path} declares {stored.layers} layers and holds {len(tensors)} tensors; it is damaged")
+        raise CheckpointError(f"{path} declares {stored.layers} layers and has {len(tensors)} tensors; it is damaged")
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and tensor.dtype != DTYPES[described["dtype"]]:
             wanted = described["dtype"]
-            raise CheckpointError(f"{path / WEIGHTS} holds {name!r:.80} as {tensor.dtype}, its config says {wanted}")
-    expected = sketch(lambda: families.build(described["family"], described["model"]))
+            raise CheckpointError(f"{path / WEIGHTS} has {name!r:.80} as {tensor.dtype}, its config says {wanted}")
+    expected = meta_weights(lambda: families.create(described["family"], stored, reading))
     require_match(expected, tensors, str(path / WEIGHTS))
 
 
 def _read_config(content: bytes, path: Path) -> dict[str, Any]:
+    """config.json, upgraded to format 2. `format` stays that of the file, and `identity` is the part that the model's
+    hash covers, as the file has it: a state saved by longspan 0.1 still fits its model."""
     values = read_json(content, str(path / CONFIG))
-    if values.get("format") != FORMAT or isinstance(values["format"], bool):
-        raise CheckpointError(f"{path} has format {values.get('format')!r:.40}; this longspan reads {FORMAT}")
-    kinds = {"family": str, "dtype": str, "tokens": str, "model": dict}
+    found = values.get("format")
+    if found not in (1, FORMAT) or isinstance(found, bool):
+        raise CheckpointError(f"{path} has format {found!r:.40}; this longspan reads 1 and {FORMAT}")
+    kinds = {"family": str, "dtype": str, "tokens" if found == 1 else "tokenizer": str, "model": dict}
+    kinds |= {} if found == 1 else {"reading": dict}
     if set(values) != {"format", *kinds} or not all(isinstance(values[key], kind) for key, kind in kinds.items()):
-        raise CheckpointError(f"{path / CONFIG} must hold format, {', '.join(kinds)} and nothing else; it is damaged")
+        raise CheckpointError(f"{path / CONFIG} must have format, {', '.join(kinds)} and nothing else; it is damaged")
     if values["dtype"] not in DTYPES:
-        raise CheckpointError(f"{path} has weights of kind {values['dtype']!r:.40}; longspan reads {', '.join(DTYPES)}")
+        raise CheckpointError(
+            f"{path} has weights of dtype {values['dtype']!r:.40}; longspan reads {', '.join(DTYPES)}"
+        )
+    values["identity"] = {key: values[key] for key in ("family", "model")}
+    if found == 1:
+        values["tokenizer"] = values.pop("tokens")
+        values["family"], values["model"], values["reading"] = upgrade_config(values["family"], values["model"])
     return values
 
 
@@ -182,14 +234,14 @@ def _dtype_name(model: LanguageModel) -> str:
     names = {name for name, dtype in DTYPES.items() if dtype in dtypes}
     if len(dtypes) != 1 or not names:
         kinds = ", ".join(sorted(map(str, dtypes)))
-        raise CheckpointError(f"a model is saved in one of {', '.join(DTYPES)}; this one holds {kinds}")
+        raise CheckpointError(f"this model has weights in {kinds}; convert it to one of {', '.join(DTYPES)}")
     return names.pop()
 
 
-def _hash(described: Mapping[str, Any], tokenizer: Tokenizer, weights: str) -> str:
-    """The model's name for itself: SHA-256 over weights, architecture and tokenizer."""
-    whole = {"family": described["family"], "model": described["model"], "tokens": tokenizer.fingerprint}
-    return hashlib.sha256(json.dumps(whole | {"weights": weights}, sort_keys=True).encode()).hexdigest()
+def _hash(identity: Mapping[str, Any], tokenizer: Tokenizer, weights: str) -> str:
+    """Identifies a model: SHA-256 over family, config, tokenizer and weights. The reading is not part of it."""
+    parts = {**identity, "tokens": tokenizer.fingerprint, "weights": weights}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def _json(values: Mapping[str, Any]) -> bytes:
@@ -197,7 +249,7 @@ def _json(values: Mapping[str, Any]) -> bytes:
 
 
 def notes_of(card: str) -> list[str]:
-    """What a card says of where its model comes from."""
+    """The notes in a card that say where its model comes from."""
     section = card.partition(f"{_ORIGIN}\n")[2].partition("\n## ")[0]
     return [line.removeprefix("- ") for line in section.splitlines() if line.startswith("- ")]
 
@@ -211,8 +263,9 @@ def _card(
         *([opening.strip(), "", "## What it is", ""] if opening.strip() else []),
         f"- family: {described['family']}",
         f"- parameters: {model.parameter_count:,} ({described['dtype']})",
-        f"- tokens: {tokenizer.kind}, {tokenizer.size:,} of them",
+        f"- tokenizer: {tokenizer.kind}, {tokenizer.size:,} tokens",
         *(f"- {key}: {config.show(value)}" for key, value in described["model"].items()),
+        f"- read with: {', '.join(f'{key} {config.show(value)}' for key, value in described['reading'].items())}",
         *(["", _ORIGIN, "", *(f"- {note}" for note in notes)] if (notes := list(notes)) else []),
         "",
         "## How to use it",
@@ -221,8 +274,8 @@ def _card(
         "    longspan eval MODEL --data FILE",
         '    longspan generate MODEL -p "Once" -n 200',
         "",
-        "MODEL is this folder. Every load checks every file but this one, which is yours to edit, against the SHA-256",
-        "in manifest.json.",
+        "MODEL is this folder. On every load, all files except this one are checked against the SHA-256 in",
+        "manifest.json. You can edit this file.",
         "",
     ]
     return "\n".join(lines)

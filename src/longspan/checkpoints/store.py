@@ -1,8 +1,8 @@
-"""Folders and files that appear whole or not at all, and are read back only if not a byte has changed.
+"""Atomic writes of folders and files, and verified reads.
 
-A folder is written aside, every file synced, a manifest of sizes and SHA-256 last, the folder synced, renamed into
-place, its parent synced. A power cut at any instant leaves the old folder or the new one, never a part of either.
-What a crash leaves behind carries a name of ours and is swept by the next writer.
+A folder is written under a temporary name: every file is synced, the manifest (sizes and SHA-256) is written last, the
+folder is synced and renamed, and its parent is synced. A power loss at any moment leaves the old folder or the new one,
+never a mixture. Temporary files of a crashed writer have names that match `LEFTOVER`; the next writer removes them.
 """
 
 import fcntl
@@ -31,66 +31,66 @@ Content = bytes | Callable[[Path], object]
 
 
 class CheckpointWarning(UserWarning):
-    """A broken checkpoint that was passed over for an older one."""
+    """A damaged checkpoint was passed over and an older one is used."""
 
 
 @dataclass(frozen=True)
 class PassedOver:
-    """A checkpoint that is broken, and the sentence that says how."""
+    """A damaged checkpoint, and the message that says what is wrong with it."""
 
     path: Path
     reason: str
 
 
 def write_folder(path: Path, files: Mapping[str, Content], *, replace: bool = False) -> dict[str, Entry]:
-    """Make the folder `path` of `files` (name to bytes, or to a function that writes the path it is given)."""
-    path = _resolved(path)
+    """Create the folder `path` atomically. `files` maps names to bytes, or to functions that write a given path."""
+    path = _resolve(path)
     for name in files:
-        if not manifest.PLAIN_NAME.fullmatch(name) or name == manifest.MANIFEST:
-            raise CheckpointError(f"a file of {path} cannot be called {name!r}; use letters, digits, '.', '_' and '-'")
-    with _as_checkpoint_error(path), _parents(path.parent):
+        if not manifest.FILE_NAME.fullmatch(name) or name == manifest.MANIFEST:
+            raise CheckpointError(f"{name!r} is not a valid file name in {path}; use letters, digits, '.', '_' and '-'")
+    with _as_checkpoint_error(path), _parent_folders(path.parent):
         sweep(path.parent, path.name)
-        _refuse_occupied(path, replace)
-        with _folder_aside(path) as fresh:
-            entries = {name: _write_synced(fresh / name, content) for name, content in files.items()}
-            _write_synced(fresh / manifest.MANIFEST, manifest.encode(entries))
-            _sync(fresh)
-            _put_in_place(fresh, path)
+        _require_free(path, replace)
+        with _temporary_folder(path) as temporary:
+            entries = {name: _write_synced(temporary / name, content) for name, content in files.items()}
+            _write_synced(temporary / manifest.MANIFEST, manifest.encode(entries))
+            _sync(temporary)
+            _put_in_place(temporary, path)
     return entries
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Make or replace one file: aside, synced, renamed, its folder synced."""
-    path = _resolved(path)
+    """Create or replace one file atomically."""
+    path = _resolve(path)
     if path.is_dir():
         raise CheckpointError(f"{path} is a folder; give the name of a file")
     if path.exists() and not path.is_file():
-        # A rename would put a plain file where a device or a pipe was.
-        raise CheckpointError(f"{path} is a device or a pipe; give the name of a plain file")
-    with _as_checkpoint_error(path), _parents(path.parent), new_file(path) as file:
+        # A rename would replace the device or pipe with a regular file.
+        raise CheckpointError(f"{path} is a device or a pipe; give the name of a regular file")
+    with _as_checkpoint_error(path), _parent_folders(path.parent), new_file(path) as file:
         file.write(content)
 
 
 @contextmanager
 def new_file(path: Path) -> Iterator[IO[bytes]]:
-    """A new file under a random name beside `path`, to read and write; it replaces `path`, also where that is a
-    symbolic link, when the block ends without an error."""
+    """A new file under a temporary name in the same folder, to read and write. It replaces `path` when the block ends
+    without an error; a symbolic link at `path` is replaced, not followed."""
     sweep(path.parent, path.name)
-    fresh = _aside(path)
+    temporary = _temporary_path(path)
     try:
-        with fresh.open("xb+") as file, _locked(file.fileno()):  # x: nothing that is there already is written to
+        with temporary.open("xb+") as file, _locked(file.fileno()):  # x: fails if the name exists, link or not
             yield file
             file.flush()
             os.fsync(file.fileno())
-            fresh.rename(path)
+            temporary.rename(path)
     finally:
-        _remove(fresh)  # gone already if it was renamed
+        _remove(temporary)  # does nothing after the rename
     _sync(path.parent)
 
 
 def read_folder(path: Path, keep: Collection[str] = ()) -> Verified:
-    """Check every file of `path` against its manifest, in one reading; keep the bytes of those named in `keep`."""
-    path = _resolved(path)
+    """Check every file of `path` against its manifest in one pass; keep the bytes of the files named in `keep`."""
+    path = _resolve(path)
     for _ in range(ATTEMPTS):
         found = locate(path)
         if found is None:
@@ -99,19 +99,20 @@ def read_folder(path: Path, keep: Collection[str] = ()) -> Verified:
         try:
             return manifest.verify(found, path, keep)
         except CheckpointError:
-            # A writer may have put a new folder here while the old one was read: then nothing is wrong with either.
+            # A writer may have replaced the folder during the read; then neither version is damaged.
             if _identity(locate(path)) == before:
                 raise
-    raise CheckpointError(f"{path} was replaced {ATTEMPTS} times while it was read; try again when its writer is done")
+    raise CheckpointError(f"{path} was replaced {ATTEMPTS} times during the read; try again when its writer is done")
 
 
 def locate(path: Path) -> Path | None:
-    """Where the folder is: in its place, or set aside by a replacement that a crash cut short; None if nowhere."""
-    return next((place for place in (path, _old(path)) if os.path.lexists(place)), None)
+    """The folder's current path: `path`, or its `.old` name if a crash interrupted a replacement. None if neither
+    exists."""
+    return next((candidate for candidate in (path, _old_path(path)) if os.path.lexists(candidate)), None)
 
 
 def newest_good(folder: Path, prefix: str = "checkpoint-", keep: Collection[str] = ()) -> "Newest":
-    """The checkpoint of the highest number that is whole, with a warning for each broken one passed over."""
+    """The undamaged checkpoint with the highest number. Each damaged one above it is passed over with a warning."""
     passed_over: list[PassedOver] = []
     for path in numbered(folder, prefix):
         try:
@@ -124,27 +125,29 @@ def newest_good(folder: Path, prefix: str = "checkpoint-", keep: Collection[str]
 
 @dataclass(frozen=True)
 class Newest:
-    """What `newest_good` found, if anything, and what it passed over, newest first."""
+    """The result of `newest_good`: the checkpoint, or None, and those passed over, newest first."""
 
     found: Verified | None
     passed_over: tuple[PassedOver, ...]
 
 
 def numbered(folder: Path, prefix: str = "checkpoint-") -> list[Path]:
-    """The places `prefix`N in `folder`, highest N first; one that is only set aside counts as in its place."""
-    folder = _resolved(folder)
+    """The paths `prefix`N in `folder`, highest N first. A folder that exists only under its `.old` name is listed under
+    its own name."""
+    folder = _resolve(folder)
     steps: set[int] = set()
     with suppress(OSError):
-        for place in folder.iterdir():
-            leftover = LEFTOVER.fullmatch(place.name)
-            name = place.name if leftover is None else leftover["name"] if leftover["kind"] == "old" else ""
+        for path in folder.iterdir():
+            leftover = LEFTOVER.fullmatch(path.name)
+            name = path.name if leftover is None else leftover["name"] if leftover["kind"] == "old" else ""
             if re.fullmatch(re.escape(prefix) + r"(0|[1-9][0-9]{0,17})", name):
                 steps.add(int(name.removeprefix(prefix)))
     return [folder / f"{prefix}{step}" for step in sorted(steps, reverse=True)]
 
 
 def sweep(folder: Path, name: str | None = None) -> None:
-    """Clear away what crashed writers left in `folder` (of one target, or of all), and nothing else."""
+    """Clean up after crashed writers in `folder`: restore or remove what matches `LEFTOVER`, for one target
+    or for all."""
     with suppress(FileNotFoundError):
         for path in list(folder.iterdir()):
             leftover = LEFTOVER.fullmatch(path.name)
@@ -154,7 +157,7 @@ def sweep(folder: Path, name: str | None = None) -> None:
             if leftover["kind"] == "old" and not os.path.lexists(target):
                 path.rename(target)
                 _sync(folder)
-            elif leftover["kind"] == "old" or not _in_use(path):
+            elif leftover["kind"] == "old" or not _is_locked(path):
                 _remove(path)
 
 
@@ -168,34 +171,34 @@ def _write_synced(path: Path, content: Content) -> Entry:
     path.touch(exist_ok=False)
     mode = path.stat().st_mode
     content(path)
-    path.chmod(mode)  # safetensors makes files that only their owner may read
+    path.chmod(mode)  # safetensors creates files that only the owner can read
     _sync(path)
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return Entry(file.tell(), digest)
 
 
-def _refuse_occupied(path: Path, replace: bool) -> None:
+def _require_free(path: Path, replace: bool) -> None:
     if not os.path.lexists(path) or _is_empty(path):
         return
     if not replace:
         raise CheckpointError(f"{path} already exists; choose another name, or remove it first")
     if not (path / manifest.MANIFEST).is_file():
-        raise CheckpointError(f"{path} was not saved by longspan and is not replaced; choose another name")
+        raise CheckpointError(f"{path} was not saved by longspan, so it is not replaced; choose another name")
 
 
-def _put_in_place(fresh: Path, path: Path) -> None:
-    """Rename `fresh` to `path`; a folder already there is set aside first, and a reader finds it there meanwhile."""
-    old = _old(path)
+def _put_in_place(temporary: Path, path: Path) -> None:
+    """Rename `temporary` to `path`. An existing folder is first renamed to its `.old` name, where readers look next."""
+    old = _old_path(path)
     replaces = os.path.lexists(path) and not _is_empty(path)
     if replaces:
         path.rename(old)
     try:
-        fresh.rename(path)
+        temporary.rename(path)
         _sync(path.parent)
     except BaseException:
-        if not fresh.exists():
-            path.rename(fresh)
+        if not temporary.exists():
+            path.rename(temporary)
         if replaces:
             old.rename(path)
         raise
@@ -204,28 +207,28 @@ def _put_in_place(fresh: Path, path: Path) -> None:
 
 
 @contextmanager
-def _folder_aside(path: Path) -> Iterator[Path]:
-    """A new hidden folder beside `path`, gone afterwards unless it was renamed."""
-    fresh = _aside(path)
+def _temporary_folder(path: Path) -> Iterator[Path]:
+    """A new hidden folder in the parent of `path`, removed afterwards unless it was renamed."""
+    temporary = _temporary_path(path)
     try:
-        fresh.mkdir()
-        with _opened(fresh) as descriptor, _locked(descriptor):
-            yield fresh
+        temporary.mkdir()
+        with _open_descriptor(temporary) as descriptor, _locked(descriptor):
+            yield temporary
     finally:
-        _remove(fresh)
+        _remove(temporary)
 
 
 @contextmanager
 def _locked(descriptor: int) -> Iterator[None]:
-    """Held while something is written aside, so that no other writer takes it for a leftover."""
-    with suppress(OSError):  # some network file systems have no locks
+    """A lock on a temporary file or folder, so that other writers do not remove it as a leftover."""
+    with suppress(OSError):  # some network file systems do not support locks
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     yield
 
 
-def _in_use(path: Path) -> bool:
-    """Whether a writer that is alive holds this leftover: the lock of a dead one went with it."""
-    with suppress(OSError), _opened(path) as descriptor:
+def _is_locked(path: Path) -> bool:
+    """Whether a running writer uses this file or folder. The lock of a crashed one was released with its process."""
+    with suppress(OSError), _open_descriptor(path) as descriptor:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -234,20 +237,20 @@ def _in_use(path: Path) -> bool:
 
 
 @contextmanager
-def _parents(folder: Path) -> Iterator[None]:
-    """Make `folder` and the folders above it that are not there, and unmake them if what follows fails."""
-    missing = [place for place in (folder, *folder.parents) if not place.exists()]
-    made: list[Path] = []
+def _parent_folders(folder: Path) -> Iterator[None]:
+    """Create `folder` and its missing parents; remove the created ones again if the block fails."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    created: list[Path] = []
     try:
-        for place in reversed(missing):
-            place.mkdir()
-            made.append(place)
-            _sync(place.parent)
+        for path in reversed(missing):
+            path.mkdir()
+            created.append(path)
+            _sync(path.parent)
         yield
     except BaseException:
-        for place in reversed(made):
+        for path in reversed(created):
             with suppress(OSError):
-                place.rmdir()
+                path.rmdir()
         raise
 
 
@@ -261,30 +264,30 @@ def _as_checkpoint_error(path: Path) -> Iterator[None]:
         why = str(error)
     else:
         return
-    raise CheckpointError(f"{path} could not be saved: {why}; mend that and try again") from None
+    raise CheckpointError(f"{path} could not be saved: {why}; fix that and try again") from None
 
 
 def _is_empty(path: Path) -> bool:
     return path.is_dir() and not any(path.iterdir())
 
 
-def _resolved(path: Path) -> Path:
+def _resolve(path: Path) -> Path:
     try:
         return Path(path).resolve()
-    except (OSError, RuntimeError, ValueError):  # a loop of links, a NUL
-        raise CheckpointError(f"{str(path)!r} is no usable path; choose another") from None
+    except (OSError, RuntimeError, ValueError):  # a loop of symbolic links, a NUL character
+        raise CheckpointError(f"{str(path)!r} is not a valid path; choose another") from None
 
 
-def _aside(path: Path) -> Path:
+def _temporary_path(path: Path) -> Path:
     return path.parent / f".{path.name}.new-{secrets.token_hex(4)}.longspan"
 
 
-def _old(path: Path) -> Path:
+def _old_path(path: Path) -> Path:
     return path.parent / f".{path.name}.old.longspan"
 
 
 def _remove(path: Path) -> None:
-    """Best effort: what cannot be removed now carries a name of ours and is swept later."""
+    """Best effort: what cannot be removed now matches `LEFTOVER` and is removed by a later `sweep`."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -293,7 +296,7 @@ def _remove(path: Path) -> None:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[int]:
+def _open_descriptor(path: Path) -> Iterator[int]:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         yield descriptor
@@ -302,7 +305,7 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def _sync(path: Path) -> None:
-    with _opened(path) as descriptor:
+    with _open_descriptor(path) as descriptor:
         os.fsync(descriptor)
 
 

@@ -1,4 +1,4 @@
-"""`longspan bench`: how fast, as a ratio to a rival in the same run."""
+"""`longspan bench`: speed as a ratio to a baseline measured in the same run. docs/speed.md"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longspan.cli.options import DeviceName, DtypeName, Json, Machine, Threads, machine, print_json
+from longspan.cli.parsing import parse_numbers
 from longspan.errors import ConfigError
 
 if TYPE_CHECKING:
-    from longspan.bench.families import Growth
-    from longspan.bench.timing import Preset
+    from longspan.experiments.bench.families import Growth
+    from longspan.experiments.bench.timing import Preset
 
-app = typer.Typer(help="Measure speed: against a rival in the same run, and against length.", no_args_is_help=True)
+app = typer.Typer(help="Measure speed against a baseline in the same run, and by text length.", no_args_is_help=True)
 PresetName = Annotated[
-    str | None, typer.Option("--preset", help="enwik8 (12 layers, 41M; the default on CUDA) or small.")
+    str | None, typer.Option("--preset", help="enwik8 (12 layers, 41M) or small. Default: enwik8 on CUDA, else small.")
 ]
 
 
@@ -26,7 +27,7 @@ def attention(
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """The four-term attention against the same without its position term."""
+    """Measure the four-term attention against attention without the position term."""
     _bench("attention", preset, json, machine(device, dtype, threads))
 
 
@@ -34,21 +35,24 @@ def attention(
 def train(
     preset: PresetName = None,
     memories: Annotated[
-        str, typer.Option("--memories", help="Instead of a rival: how a step grows with memory, e.g. 512,2048,8192.")
+        str, typer.Option("--memories", help="Measure how a step grows with memory instead, e.g. 512,2048,8192.")
     ] = "",
     segments: Annotated[
-        str, typer.Option("--segments", help="The same with the segment, as many tokens in all, e.g. 128,512,2048.")
+        str, typer.Option("--segments", help="The same for the segment, with equal tokens per step, e.g. 128,512,2048.")
     ] = "",
     json: Json = False,
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """A training step against the same model with rotary positions."""
-    growing = {"memories": _numbers("--memories", memories), "segments": _numbers("--segments", segments, "segment")}
-    if all(growing.values()):
-        raise ConfigError("--memories and --segments each ask for a table of its own; give one of them")
-    _bench("train", preset, json, machine(device, dtype, threads), **growing)
+    """Measure a training step against the same model with rotary positions."""
+    lengths = {
+        "memories": parse_numbers("--memories", memories),
+        "segments": parse_numbers("--segments", segments, positive=True),
+    }
+    if all(lengths.values()):
+        raise ConfigError(f"--memories {memories} and --segments {segments} are separate tables; give one of them")
+    _bench("train", preset, json, machine(device, dtype, threads), **lengths)
 
 
 @app.command("eval")
@@ -59,7 +63,7 @@ def evaluate(
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Scoring with a memory against a sliding window."""
+    """Measure scoring with a memory against a sliding window."""
     _bench("evaluate", preset, json, machine(device, dtype, threads))
 
 
@@ -71,43 +75,44 @@ def generate(
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """One token at a time against memory as hidden states."""
+    """Measure generation with a KV cache against memory as hidden states."""
     _bench("generate", preset, json, machine(device, dtype, threads))
 
 
 @app.command("families")
 def families(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[FAMILY]...", help="Families to measure; all unless named.")
+        list[str] | None, typer.Argument(metavar="[FAMILY]...", help="Families to measure. Default: all.")
     ] = None,
     preset: PresetName = None,
     lengths: Annotated[
-        str, typer.Option("--lengths", help="Tokens of the texts, e.g. 1024,2048,4096; the preset's unless given.")
+        str,
+        typer.Option("--lengths", help="Text lengths in tokens, e.g. 1024,2048. Default: those of the preset."),
     ] = "",
     json: Json = False,
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Time and memory of every family against the length of the text, beside what its paper claims."""
-    from longspan.bench import families as bench
-    from longspan.bench.peak import MEANING
+    """Measure time and memory of every family by text length, next to the claim of its paper."""
+    from longspan.experiments.bench import families as bench
+    from longspan.experiments.bench.peak import MEANING
 
-    where, asked = machine(device, dtype, threads), _numbers("--lengths", lengths, "text")
+    where, numbers = machine(device, dtype, threads), parse_numbers("--lengths", lengths, positive=True)
     about, chosen = _about("families", preset, where)
-    found = bench.measure(chosen, where.device, where.dtype, asked, tuple(names or ()))
+    found = bench.measure(chosen, where.device, where.dtype, numbers, tuple(names or ()))
     meaning = MEANING[where.device.type]
     if json:
-        facts = {"dtype": str(where.dtype), "lengths": sorted(set(asked or chosen.texts)), "bytes": meaning}
+        facts = {"dtype": str(where.dtype), "lengths": sorted(set(numbers or chosen.texts)), "bytes": meaning}
         measured: list[dict[str, Any]] = []
         try:
             for growth in found:
                 measured.append(growth.facts())
-        finally:  # minutes of measuring are not lost with the rest
+        finally:  # an interrupt keeps the results so far
             print_json({**about, **facts, "families": measured})
         return
     print(", ".join(about.values()))
-    print(f"MiB: {meaning}; by count: the slope of the operations\n")
+    print(f"MiB: {meaning}; by count: the slope of the operation counts\n")
     for n, growth in enumerate(found):
         _print_growth(growth, heading=n == 0)
 
@@ -116,15 +121,15 @@ def _print_growth(growth: "Growth", heading: bool) -> None:
     if heading:
         columns = "".join(f"{length:>10,}" for length in growth.lengths)
         print(f"{'tokens':34}{columns} {'slope':>7} {'by count':>8}  paper")
-    times, worked = ([None if v is None else 1e3 * v for v in values] for values in (growth.seconds, growth.busy))
+    times, busy = ([None if v is None else 1e3 * v for v in values] for values in (growth.seconds, growth.busy))
     sizes = [None if value is None else value / 2**20 for value in growth.bytes]
     name = f"{growth.family}, {growth.read}"
     print(f"{name:30} ms {_cells(times)} {_cell(growth.slope, 7)} {_cell(growth.by_count, 8)}  {growth.paper}")
-    if any(value is not None for value in worked):
-        print(f"{'of these the device worked':30} ms {_cells(worked, '')}")
+    if any(value is not None for value in busy):
+        print(f"{'of these the device was busy':30} ms {_cells(busy, '')}")
     print(f"{'':29} MiB {_cells(sizes)} {_cell(growth.memory_slope, 7)}", flush=True)
-    for length, why in growth.failed.items():
-        print(f"{'':33} {length:,} tokens failed: {why}", flush=True)
+    for length, reason in growth.failed.items():
+        print(f"{'':33} {length:,} tokens failed: {reason}", flush=True)
 
 
 def _cells(values: "list[float | None]", missing: str = "failed") -> str:
@@ -135,24 +140,11 @@ def _cell(value: float | None, width: int) -> str:
     return f"{'':{width}}" if value is None else f"{value:{width}.2f}"
 
 
-def _numbers(flag: str, text: str, least_one: str = "") -> tuple[int, ...]:
-    """Whole numbers between commas; of what `least_one` names none may be 0."""
-    try:
-        found = tuple(int(part) for part in text.split(",")) if text else ()
-    except ValueError:
-        found = (-1,)
-    if any(number < 0 for number in found):
-        raise ConfigError(f"{flag} {text} must be whole numbers between commas, for example 512,2048")
-    if least_one and 0 in found:
-        raise ConfigError(f"{flag} {text} has a {least_one} of 0 tokens; give at least 1")
-    return found
-
-
 def _about(what: str, preset: str | None, where: Machine) -> "tuple[dict[str, str], Preset]":
-    """What a result must name, and the preset."""
+    """What every result names, and the preset."""
     import torch
 
-    from longspan.bench import timing
+    from longspan.experiments.bench import timing
     from longspan.training.environment import hardware
 
     name, chosen = timing.preset(preset, where.device)
@@ -161,16 +153,19 @@ def _about(what: str, preset: str | None, where: Machine) -> "tuple[dict[str, st
 
 def _bench(what: str, preset: str | None, json: bool, where: Machine, **options: Any) -> None:
     about, chosen = _about(what, preset, where)
-    lines = import_module(f"longspan.bench.{what}").measure(chosen, where.device, where.dtype, **options)
+    lines = import_module(f"longspan.experiments.bench.{what}").measure(chosen, where.device, where.dtype, **options)
     if json:
         print_json({**about, "dtype": str(where.dtype), "lines": [line.facts() for line in lines]})
         return
     print(", ".join(about.values()))
-    print(f"{'':34} {'ours':>11} {'rival':>11} {'ratio':>8} {'by count':>8} {'TFLOP/s':>8} {'rival':>7} {'memory':>7}")
+    print(
+        f"{'':34} {'ours':>11} {'baseline':>11} {'ratio':>8} {'by count':>8} "
+        f"{'TFLOP/s':>8} {'baseline':>8} {'memory':>7}"
+    )
     for line in lines:
         memory = "" if line.memory_ratio is None else f"{line.memory_ratio:7.3f}"
         print(
             f"{line.what:34} {line.ours:11,.1f} {line.theirs:11,.1f} {line.ratio:8.3f} {line.by_count:8.3f} "
-            f"{line.tflops:8.3g} {line.their_tflops:7.3g} {memory:>7}  {line.unit}; rival: {line.rival}",
+            f"{line.tflops:8.3g} {line.their_tflops:8.3g} {memory:>7}  {line.unit}; baseline: {line.rival}",
             flush=True,
         )

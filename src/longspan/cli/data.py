@@ -8,12 +8,12 @@ import typer
 from longspan.cli.options import Json, print_json
 from longspan.cli.progress import progress
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Known corpora: what there is, and getting it.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List and fetch known corpora.")
 
 
 @app.command("list")
 def list_known(json: Json = False) -> None:
-    """The corpora that are known by name. Any file or folder is a corpus too."""
+    """List the corpora that can be used by name. Any file or folder can be used as well."""
     from longspan.data import list_corpora
 
     rows = list_corpora()
@@ -23,18 +23,19 @@ def list_known(json: Json = False) -> None:
     width = max(len(row.name) for row in rows)
     for row in rows:
         size = f"{row.bytes:>13,}" if row.bytes else f"{'':>13}"
-        print(f"{'*' if row.here else ' '} {row.name:<{width}} {size}  {row.title}; {row.reading}; {row.licence}")
-    print("\n* is on this machine; `longspan data get NAME` fetches the others")
+        mark = "*" if row.installed else " "
+        print(f"{mark} {row.name:<{width}} {size}  {row.title}; {row.tokenizer}; {row.licence}")
+    print("\n* is installed; `longspan data get NAME` fetches the others")
 
 
 @app.command("get")
 def get(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name that `longspan data list` shows.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name listed by `longspan data list`.")],
     source: Annotated[
-        str | None, typer.Option("--from", metavar="FILE", help="Take it from this file, folder, archive or address.")
+        str | None, typer.Option("--from", metavar="FILE", help="Use this file, folder, archive or URL.")
     ] = None,
 ) -> None:
-    """Fetch a corpus, verify it by its SHA-256 and keep it. A download that broke off goes on where it stopped."""
+    """Fetch a corpus, verify its SHA-256 and install it in the cache. An interrupted download is resumed."""
     from longspan.data import get
 
     with progress(name, in_bytes=True) as watch:

@@ -1,123 +1,95 @@
-"""`longspan demo`: the model in the box writes, then what a memory buys, in under five minutes on two cores."""
+"""`longspan demo`: text from the bundled model, then two models that show the use of a memory."""
 
-import bz2
-import dataclasses
-import lzma
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from longspan.box import is_filled
+from longspan.bundled import is_installed
 from longspan.cli.options import DeviceName, DtypeName, Threads, machine
 from longspan.cli.report import report
-from longspan.errors import ConfigError
 from longspan.terminal import unguarded
 
 if TYPE_CHECKING:
     import torch
 
+    from longspan.experiments.demo import Row
     from longspan.text_model import TextModel
     from longspan.training.recipe import Recipe
 
-TRAINING_SECONDS = 95.0  # for the first model; the second takes the same steps, and fewer seconds
-HELD_OUT = 12_288
 OPENING = "The carriage had hardly stopped before the door was opened, and"
-
-
-@dataclass(frozen=True)
-class Row:
-    name: str
-    parameters: int | None
-    bits: float
-    speed: float | None
+PROMPT = "def "
 
 
 def demo(
     out: Annotated[Path | None, typer.Option("--out", help="Keep the runs in this folder.")] = None,
-    page: Annotated[Path, typer.Option("--report", help="The HTML file that ends it.")] = Path("longspan-demo.html"),
+    page: Annotated[Path, typer.Option("--report", help="The HTML report to write.")] = Path("longspan-demo.html"),
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Let the model in the box write, train a small Transformer-XL and a vanilla Transformer of as many parameters,
-    score both, write some text."""
-    from longspan.analysis.drawing import require_matplotlib
+    """Generate text with the bundled model; train a small longspan-xl and a vanilla Transformer of the same size;
+    score both and write a report."""
+    from longspan.experiments.demo import WITH_MEMORY, WITHOUT_MEMORY
+    from longspan.experiments.figures.drawing import require_matplotlib
+    from longspan.experiments.report.report import check_report_path
 
-    require_matplotlib()  # the report comes last
-    if page.is_dir() or not page.parent.is_dir():
-        raise ConfigError(f"--report {page}: it is a folder, or there is no folder {page.parent}")
+    require_matplotlib()  # now, because the report comes last
+    check_report_path("--report", page)
     where = machine(device, dtype, threads)
-    if is_filled():
-        _open_box(where.device)
+    if is_installed():
+        _show_bundled(where.device)
     with tempfile.TemporaryDirectory(prefix="longspan-demo-") as folder:
         runs = Path(folder) if out is None else out
-        _show(runs, where.device)
+        _show_training(runs, where.device)
         print()
-        report([runs / "transformer-xl", runs / "vanilla"], page, device, dtype, threads)
+        report([runs / WITH_MEMORY, runs / WITHOUT_MEMORY], page, device, dtype, threads)
 
 
-def _open_box(device: "torch.device") -> None:
-    import torch
-
+def _show_bundled(device: "torch.device") -> None:
+    from longspan.experiments.demo import one_thread
     from longspan.text_model import load
 
     model = load(device=device)
-    count, memory = f"{model.parameter_count:,}", f"{model.config.memory:,}"
     print(
-        f"First the model that comes with longspan, {count} parameters trained on 90 English novels.\n"
-        f"It reads and writes bytes and remembers the last {memory} of them. After an opening line of ours:\n"
+        f"The bundled model has {model.parameter_count:,} parameters and was trained on 90 English novels.\n"
+        f"It reads and generates bytes, with a memory of {model.reading.memory:,} of them. It continues this opening:\n"
     )
-    # One thread is enough for steps this small; where others work too, two would wait for each other.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    _continue(model, OPENING, 300)
-    torch.set_num_threads(threads)
-    print('\nMore of it: longspan generate -p "..." (docs/box.md). Now two models of your own.\n')
+    with one_thread():
+        _print_continuation(model, OPENING, 300)
+    print('\nTry it: longspan generate -p "..." (docs/bundled_model.md). Next, two models are trained here.\n')
 
 
-def _show(out: Path, device: "torch.device") -> None:
-    from longspan.data import open_corpus
+def _show_training(out: Path, device: "torch.device") -> None:
+    from longspan.experiments.demo import WITH_MEMORY, demo_recipes, held_out_text, score_runs
+    from longspan.text_model import load
 
-    first, rival = _recipes(device)
-    print(f"Training on the source of this Python's standard library, {first.training.steps} steps each.\n")
-    _train(first, "Transformer-XL", out / "transformer-xl", device)
-    _train(rival, "vanilla Transformer", out / "vanilla", device)
-    text = bytes(open_corpus("stdlib", "test").ids[:HELD_OUT])
-    print(f"\nScoring {len(text):,} bytes of files neither has seen.\n")
-    rows = _scores(out, text, device)
+    recipes = demo_recipes(device)
+    steps = recipes[WITH_MEMORY].training.steps
+    print(f"Training on the source code of Python's standard library, {steps} steps each.\n")
+    for name, recipe in recipes.items():
+        _train(recipe, out / name, device)
+    text = held_out_text()
+    print(f"\nScoring {len(text.ids):,} bytes of held-out files.\n")
+    rows = score_runs(out, text, device)
     _print_table(rows)
-    ratio = (rows[0].speed or 0) / (rows[1].speed or 1)
-    gained = rows[1].bits - rows[0].bits
+    ratio = (rows[0].bytes_per_second or 0) / (rows[1].bytes_per_second or 1)
     print(
-        f"\nThe memory is worth {gained:.2f} bits per byte here, and makes scoring {ratio:.0f} times as fast: "
-        "a window\nhas to be read anew for every byte, a memory only once.\n"
+        f"\nWith memory the loss is {rows[1].bits - rows[0].bits:.2f} bits per byte lower and scoring is {ratio:.0f} "
+        "times as fast: a sliding\nwindow is computed again for every byte, a memory only once.\n"
     )
-    _write(out / "transformer-xl", device)
+    print(f"Generated after {PROMPT!r}:\n")
+    _print_continuation(load(out / WITH_MEMORY, device=device), PROMPT, 400)
 
 
-def _recipes(device: "torch.device") -> tuple["Recipe", "Recipe"]:
-    """Both recipes with as many steps as this machine has time for."""
-    from longspan.training.dry_run import dry_run
-    from longspan.training.recipe import load_recipe
-    from longspan.training.run import open_text
-
-    first, rival = load_recipe("demo"), load_recipe("demo-vanilla")
-    cost = dry_run(first, open_text(first, "train"), device)
-    steps = first.training.steps or 1
-    steps = max(60, min(steps, int(steps * TRAINING_SECONDS / max(cost.seconds, 1e-3))))
-    return tuple(dataclasses.replace(r, training=dataclasses.replace(r.training, steps=steps)) for r in (first, rival))  # type: ignore[return-value]
-
-
-def _train(recipe: "Recipe", name: str, out: Path, device: "torch.device") -> None:
+def _train(recipe: "Recipe", out: Path, device: "torch.device") -> None:
     from longspan.training import run
 
     began = time.perf_counter()
-    print(f"{name} ...", flush=True)
+    print(f"{out.name} ...", flush=True)
     outcome = run.train(recipe, out, resume="auto", device=device)
     if outcome.interrupted is not None:
         print(outcome.sentence, file=sys.stderr)
@@ -125,34 +97,7 @@ def _train(recipe: "Recipe", name: str, out: Path, device: "torch.device") -> No
     print(f"  {outcome.step} steps in {time.perf_counter() - began:.0f} s")
 
 
-def _scores(out: Path, text: bytes, device: "torch.device") -> list[Row]:
-    """Transformer-XL with a long memory, the vanilla model at its best, and two compressors on the same bytes."""
-    import numpy as np
-
-    from longspan.evaluation.likelihood import Tally, sliding_losses, stream_losses
-    from longspan.text_model import load
-
-    ids = np.frombuffer(text, np.uint8)
-    xl = load(out / "transformer-xl", device=device, **_far_memory())
-    vanilla = load(out / "vanilla", device=device)
-    window = vanilla.config.segment
-    ways = [
-        (f"Transformer-XL, memory {xl.config.memory}", xl, stream_losses(xl.model, ids, segment=128)),
-        (f"vanilla, sliding window {window}", vanilla, sliding_losses(vanilla.model, ids, segment=window)),
-    ]
-    rows = []
-    for name, model, stretches in ways:
-        tally, began = Tally(), time.perf_counter()
-        for stretch in stretches:
-            tally.add(stretch)
-        seconds = time.perf_counter() - began
-        rows.append(Row(name, model.parameter_count, tally.bits, tally.count / seconds))
-    for name, packed in (("xz -9", lzma.compress(text, preset=9)), ("bzip2 -9", bz2.compress(text, 9))):
-        rows.append(Row(name, None, 8 * len(packed) / len(text), None))
-    return rows
-
-
-def _print_table(rows: list[Row]) -> None:
+def _print_table(rows: list["Row"]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -162,31 +107,16 @@ def _print_table(rows: list[Row]) -> None:
         table.add_column(column, justify="right")
     for row in rows:
         parameters = "" if row.parameters is None else f"{row.parameters:,}"
-        speed = "" if row.speed is None else f"{row.speed:,.0f}"
+        speed = "" if row.bytes_per_second is None else f"{row.bytes_per_second:,.0f}"
         table.add_row(row.name, parameters, f"{row.bits:.3f}", speed)
     Console(file=unguarded(sys.stdout), width=100).print(table)
 
 
-def _write(run_folder: Path, device: "torch.device") -> None:
-    from longspan.text_model import load
-
-    prompt = "def "
-    print(f"What it writes after {prompt!r}:\n")
-    _continue(load(run_folder, device=device, **_far_memory()), prompt, 400)
-
-
-def _far_memory() -> dict[str, Any]:
-    """How the recipe would have its model read: a memory far longer than in training."""
-    from longspan.training.recipe import load_recipe
-
-    return load_recipe("demo").evaluation.settings
-
-
-def _continue(model: "TextModel", prompt: str, count: int) -> None:
-    from longspan.generation.sampling import Sampling
+def _print_continuation(model: "TextModel", prompt: str, count: int) -> None:
+    from longspan.experiments.demo import continuation
 
     sys.stdout.write(prompt)
-    for piece in model.stream(model.session(prompt), count, Sampling(temperature=0.7, top_p=0.95)):
-        sys.stdout.write(piece)
+    for text in continuation(model, prompt, count):
+        sys.stdout.write(text)
         sys.stdout.flush()
     print()

@@ -1,4 +1,4 @@
-"""`longspan export`: the weights of a run, ready to hand on."""
+"""`longspan export`: a model folder with the best weights of a run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,18 +11,19 @@ from longspan.errors import ConfigError, DataError, UnknownNameError
 
 def export(
     model: Model,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The model folder to make.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The model folder to create.")],
     dtype: Annotated[
-        str | None, typer.Option("--dtype", help="float32, bfloat16 (half the size) or float64; as it is unless told.")
+        str | None, typer.Option("--dtype", help="float32, bfloat16 or float64. Default: that of MODEL.")
     ] = None,
     set_: Set = [],  # noqa: B006 (typer copies it)
     notes: Annotated[
-        Path | None, typer.Option("--notes", metavar="FILE.md", help="What the card is to begin with.")
+        Path | None, typer.Option("--notes", metavar="FILE.md", help="Markdown for the start of the model card.")
     ] = None,
 ) -> None:
-    """Make a model folder of a run's best weights: no optimiser, narrower if asked, the card's notes kept.
+    """Create a model folder with the best weights of a run, without optimizer state.
 
-    Keys that need no other weights may be set anew, and are then what the model does unless told.
+    --dtype converts the weights. --set changes the reading (for example reading.memory), which becomes the default of
+    the exported model. The notes in the card are kept.
     """
     from longspan.checkpoints.manifest import CARD, read_json
     from longspan.checkpoints.model_folder import CONFIG, DTYPES, find_model, notes_of, open_model, save_model
@@ -32,25 +33,32 @@ def export(
     if dtype is not None and dtype not in DTYPES:
         raise UnknownNameError("precision", dtype, DTYPES)
     values = parse_overrides(set_)
-    chosen = values.pop("model", {})
-    if values or not isinstance(chosen, dict):
-        raise ConfigError(f"--set {set_[0]} is no key of a model; write for example --set model.memory=640")
-    opening = _text(notes)
+    overrides = values.pop("reading", {})
+    if values or not isinstance(overrides, dict):
+        raise ConfigError(
+            f"--set {_rejected(set_)} is not a reading setting; write for example --set reading.memory=640"
+        )
+    opening = _read_notes(notes)
     found = find_model(model)
     kind = dtype or str(read_json(found.contents[CONFIG], CONFIG).get("dtype"))
-    loaded = open_model(found, overrides=chosen, dtype=DTYPES.get(kind))
+    loaded = open_model(found, overrides=overrides, dtype=DTYPES.get(kind))
     card = (found.path / CARD).read_text(encoding="utf-8", errors="replace")
-    told = [*notes_of(card), *origin(found.path.parent)]
-    save_model(out, loaded.model, loaded.tokenizer, notes=told, opening=opening)
-    print(f"{out}: {loaded.model.parameter_count:,} parameters, {kind}, of {found.path}")
+    kept = [*notes_of(card), *origin(found.path.parent)]
+    save_model(out, loaded.model, loaded.tokenizer, notes=kept, opening=opening)
+    print(f"{out}: {loaded.model.parameter_count:,} parameters, {kind}, from {found.path}")
 
 
-def _text(notes: Path | None) -> str:
+def _rejected(settings: list[str]) -> str:
+    """The first --set that does not start with `reading.`, the one to name in an error."""
+    return next((setting for setting in settings if not setting.strip().startswith("reading.")), settings[0])
+
+
+def _read_notes(notes: Path | None) -> str:
     if notes is None:
         return ""
     try:
         return notes.read_text(encoding="utf-8")
     except OSError as error:
-        raise DataError(f"the notes {notes} cannot be read: {error.strerror}") from None
+        raise DataError(f"--notes {notes} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise DataError(f"the notes {notes} are not UTF-8; a card is Markdown") from None
+        raise DataError(f"--notes {notes} is not UTF-8; give a Markdown file") from None

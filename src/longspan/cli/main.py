@@ -1,4 +1,4 @@
-"""The `longspan` command and how its errors reach a person: one sentence on standard error, exit code 2."""
+"""The `longspan` command. An error is one sentence on standard error and exit code 2."""
 
 import os
 import select
@@ -19,9 +19,9 @@ from longspan.cli import (
     demo,
     evaluate,
     export,
+    figures,
     generate,
     init,
-    pictures,
     recipes,
     recl,
     report,
@@ -32,7 +32,7 @@ from longspan.terminal import guarded_streams, visible
 
 app = typer.Typer(
     name="longspan",
-    help="Language models that remember beyond their window.",
+    help="Language models with memory beyond their window: train, score, generate, measure.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -40,11 +40,11 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> bool:
-    if asked:
+def _version(requested: bool) -> bool:
+    if requested:
         print(f"longspan {__version__}")
         raise typer.Exit
-    return asked
+    return requested
 
 
 @app.callback()
@@ -66,7 +66,7 @@ app.command("eval")(evaluate.evaluate)
 app.command("generate")(generate.generate)
 app.command("demo")(demo.demo)
 app.command("recl")(recl.recl)
-app.command("pictures")(pictures.pictures)
+app.command("figures")(figures.figures)
 app.command("report")(report.report)
 app.command("recipes")(recipes.recipes)
 app.command("compare")(compare.compare)
@@ -75,7 +75,7 @@ app.add_typer(bench.app, name="bench")
 
 
 def run(args: Sequence[str] | None = None) -> int:
-    """The exit code of one command line: 0, 2 for what the caller can mend, 130 where it was interrupted."""
+    """Run one command line and return its exit code: 0, 2 for an error of the user, 130 after an interrupt."""
     _open_streams()
     with guarded_streams():
         return _run(list(sys.argv[1:] if args is None else args))
@@ -83,86 +83,86 @@ def run(args: Sequence[str] | None = None) -> int:
 
 def _run(args: list[str]) -> int:
     try:
-        with _warnings_in_a_line():
+        with _plain_warnings():
             code = _invoke(args)
         sys.stdout.flush()
         return code
     except LongspanError as error:
-        return _tell(str(error))
+        return _print_error(str(error))
     except KeyboardInterrupt:
-        return _tell("interrupted", 130)
+        return _print_error("interrupted", 130)
     except BrokenPipeError:
-        # Some process that was written to is gone. Where it read what we print (`| head`) nothing is wrong, and Python
-        # must not complain at exit either.
-        left = [stream for stream in (sys.stdout, sys.stderr) if _reader_left(stream)]
-        if not left:
+        # A pipe was closed by its reader. If it reads our output (`| head`), that is not an error, and Python must not
+        # report one at exit either.
+        closed = [stream for stream in (sys.stdout, sys.stderr) if _is_closed_pipe(stream)]
+        if not closed:
             raise
-        for stream in left:
+        for stream in closed:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return 0
     except OSError as error:
-        return _tell(f"{error.filename or 'standard output'}: {error.strerror or error}")
+        return _print_error(f"{error.filename or 'standard output'}: {error.strerror or error}")
 
 
 def _invoke(args: list[str]) -> int:
-    """The verb, without the error handling of typer, which ends in other codes and more than a sentence."""
+    """Run the command without the error handling of typer, which uses other exit codes and several lines."""
     command = typer.main.get_command(app)
     try:
         with command.make_context("longspan", args or ["--help"]) as context:
             command.invoke(context)
         return 0
-    except typer.Exit as end:
-        return end.exit_code
+    except typer.Exit as exit:
+        return exit.exit_code
     except typer.Abort:
         raise KeyboardInterrupt from None
     except Exception as error:
-        # typer carries its own copy of click or uses the installed one: a usage error is known by what it can do.
+        # typer bundles click or uses the installed one, so a usage error is recognised by its method, not its class.
         if not hasattr(error, "format_message"):
             raise
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message())
             return 0
-        return _tell(error.format_message())
+        return _print_error(error.format_message())
 
 
-def _reader_left(stream: TextIO) -> bool:
-    """Whether a stream is a pipe that nobody reads."""
-    with suppress(OSError):  # a stream without a file is none
-        watch = select.poll()
-        watch.register(stream.fileno(), 0)
-        return any(event & select.POLLERR for _, event in watch.poll(0))
+def _is_closed_pipe(stream: TextIO) -> bool:
+    """Whether a stream is a pipe without a reader."""
+    with suppress(OSError):  # a stream without a file
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)
+        return any(event & select.POLLERR for _, event in poll.poll(0))
     return False
 
 
 def _open_streams() -> None:
-    """Streams that were closed lead nowhere; a terminal that cannot show a character shows a question mark."""
+    """Replace closed streams by the null device, and characters that a terminal cannot encode by question marks."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 (open to the end)
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 (open until exit)
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
 
 
 @contextmanager
-def _warnings_in_a_line() -> Iterator[None]:
-    """What we warn of is for the person at the terminal: without the place in our source."""
+def _plain_warnings() -> Iterator[None]:
+    """Print our own warnings as one line, without the source location."""
     with warnings.catch_warnings():
-        others = warnings.showwarning
+        default = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
             if category.__module__.startswith("longspan."):
-                _tell(f"warning: {message}")
+                _print_error(f"warning: {message}")
             else:
-                others(message, category, *where, **more)
+                default(message, category, *where, **more)
 
         warnings.showwarning = show
         yield
 
 
-def _tell(sentence: str, code: int = 2) -> int:
-    line = " ".join(sentence.splitlines())  # a name may hold a line break
-    # Escaped here too: while rich draws a bar it takes over standard error.
+def _print_error(message: str, code: int = 2) -> int:
+    line = " ".join(message.splitlines())  # a file name may contain a newline
+    # Escaped here too: rich replaces standard error while it draws a progress bar.
     print(f"longspan: {visible(line) if sys.stderr.isatty() else line}", file=sys.stderr)
     return code
 

@@ -1,4 +1,4 @@
-"""Options that several verbs share, and what they mean on this machine."""
+"""Options and output shared by several commands."""
 
 import json
 import sys
@@ -8,21 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longspan.box import ABOUT
+from longspan.bundled import ABOUT
 from longspan.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder, or the folder of a training run.")]
-ModelOrBox = Annotated[
+ModelOrBundled = Annotated[
     Path | None,
-    typer.Argument(
-        metavar="MODEL", help="A model folder, or the folder of a training run; the one in the box unless named."
-    ),
+    typer.Argument(metavar="MODEL", help="A model folder or the folder of a training run. Default: the bundled model."),
 ]
 Set = Annotated[
-    list[str], typer.Option("--set", metavar="KEY=VALUE", help="A key of the config, for example model.memory=640.")
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="A key and its value, for example model.layers=6."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else.")]
 DeviceName = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
@@ -39,45 +38,45 @@ class Machine:
 
 
 def machine(device: str, dtype: str, threads: int) -> Machine:
-    """What --device, --dtype and --threads mean on this machine."""
+    """The device and dtype that --device and --dtype select; sets the number of threads."""
     import torch
 
     from longspan.device import find_device, find_dtype
 
     if threads < 0:
-        raise ConfigError(f"--threads {threads} must not be negative; 0 leaves the choice to torch")
+        raise ConfigError(f"--threads {threads} is negative; 0 leaves the choice to torch")
     if threads:
         torch.set_num_threads(min(threads, 1024))
     where = find_device(device)
     return Machine(where, find_dtype(dtype, where))
 
 
-def say(sentence: str) -> None:
-    """What a reader should know beside the result, where no pipe takes it for the result."""
+def note(sentence: str) -> None:
+    """Print a remark on standard error."""
     print(f"longspan: {sentence}", file=sys.stderr, flush=True)
 
 
-def tell_of_box(model: Path | None) -> None:
-    """Which model this is where none was named; called when nothing is left to refuse, a sentence of its own."""
+def note_bundled(model: Path | None) -> None:
+    """Print that the bundled model is used, if no MODEL was named. Call it after all checks: an error is one line."""
     if model is None:
-        say(f"no MODEL was named; this is {ABOUT}")
+        note(f"no MODEL was named; this is {ABOUT}")
 
 
 def print_json(values: dict[str, Any]) -> None:
-    """One object on standard output; numbers JSON cannot hold become null."""
+    """One JSON object on standard output; infinities and NaN become null."""
     clean = {k: None if isinstance(v, float) and not abs(v) < float("inf") else v for k, v in values.items()}
     json.dump(clean, sys.stdout, ensure_ascii=False)
     sys.stdout.write("\n")
 
 
 def print_rows(rows: dict[str, Any]) -> None:
-    """Names and values, aligned."""
+    """Names and values in two aligned columns."""
     width = max(len(name) for name in rows)
     for name, value in rows.items():
-        print(f"{name:<{width}}  {_shown(value)}")
+        print(f"{name:<{width}}  {_format(value)}")
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4f}" if value == 0 or abs(value) >= 0.01 else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""A bar with the time left on standard error, where a person watches."""
+"""A progress bar on standard error, if that is a terminal."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -6,12 +6,13 @@ from contextlib import contextmanager
 
 from longspan.terminal import unguarded
 
-Watch = Callable[[int, int | None], None]
+Update = Callable[[int, int | None], None]
+"""Called with the amount done and the total."""
 
 
 @contextmanager
-def progress(what: str, *, quiet: bool = False, in_bytes: bool = False) -> Iterator[Watch | None]:
-    """A function to call with what is done and what there is in all; None where nobody watches."""
+def progress(label: str, *, quiet: bool = False, in_bytes: bool = False) -> Iterator[Update | None]:
+    """A function that updates the bar; None if `quiet` or if standard error is not a terminal."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
@@ -19,6 +20,6 @@ def progress(what: str, *, quiet: bool = False, in_bytes: bool = False) -> Itera
     from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColumn, TimeRemainingColumn
 
     columns = (BarColumn(), DownloadColumn() if in_bytes else TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(what, *columns, console=Console(file=unguarded(sys.stderr))) as bar:
-        task = bar.add_task(what, total=None)
+    with Progress(label, *columns, console=Console(file=unguarded(sys.stderr))) as bar:
+        task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,4 +1,4 @@
-"""`longspan recl`: how much context each model of a group makes use of."""
+"""`longspan recl`: how much context each model of a group uses."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longspan.cli.options import DeviceName, DtypeName, Json, Threads, machine, print_json, say, tell_of_box
+from longspan.cli.options import DeviceName, DtypeName, Json, Threads, machine, note, note_bundled, print_json
 from longspan.cli.progress import progress
 from longspan.errors import ConfigError
 
 if TYPE_CHECKING:
     from longspan.cli.options import Machine
-    from longspan.evaluation.loss_table import LossTable
-    from longspan.evaluation.recl import Length
+    from longspan.scoring.loss_table import LossTable
+    from longspan.scoring.recl import Length
 
 CONTEXTS = "100:1000:100"
 
@@ -22,60 +22,66 @@ def recl(
     models: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="MODEL...", help="Model folders, or folders of training runs: the group; the one in the box."
+            metavar="MODEL...", help="The group: model folders or folders of training runs. Default: the bundled model."
         ),
     ] = None,
     data: Annotated[
-        str | None, typer.Option("--data", help="A file or folder, or a corpus that `longspan data list` names.")
+        str | None, typer.Option("--data", help="A file, a folder, or a corpus of `longspan data list`.")
     ] = None,
     split: Annotated[
-        str | None, typer.Option("--split", help="train, valid or test; the whole text unless told.")
+        str | None, typer.Option("--split", help="train, valid or test. Default: the complete text.")
     ] = None,
     contexts: Annotated[
-        str | None, typer.Option("--contexts", help=f"FIRST:LAST:STEP in tokens, LAST included; {CONTEXTS}.")
+        str | None, typer.Option("--contexts", help=f"FIRST:LAST:STEP in tokens, LAST included. Default: {CONTEXTS}.")
     ] = None,
-    r: Annotated[str, typer.Option("--r", help="Shares of the hardest targets, each above 0 and at most 1.")] = (
+    r: Annotated[str, typer.Option("--r", help="Shares of hardest targets, each above 0 and at most 1.")] = (
         "0.1,0.5,1.0"
     ),
     targets: Annotated[
-        int | None, typer.Option("--targets", help="Tokens to predict, the same for every model and context; 200.")
+        int | None,
+        typer.Option(
+            "--targets", help="Number of tokens to predict, the same for every model and context. Default: 200."
+        ),
     ] = None,
-    threshold: Annotated[float, typer.Option("--threshold", help="The gain in perplexity that counts.")] = 0.01,
+    threshold: Annotated[
+        float, typer.Option("--threshold", help="Smallest relative gain in perplexity that counts.")
+    ] = 0.01,
     losses: Annotated[
-        Path | None, typer.Option("--losses", help="An .npz with names, contexts and losses[model, context, target].")
+        Path | None,
+        typer.Option("--losses", help="Use the losses in this .npz: names, contexts, losses[model, context, target]."),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="A folder for figures 3 and 4 and the losses.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write figures 3 and 4 and the losses to this folder.")
+    ] = None,
     json: Json = False,
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Relative effective context length of a group of models, and the effective context length of each."""
-    from longspan.analysis.drawing import require_matplotlib
-    from longspan.box import box
-    from longspan.evaluation.loss_table import load_table
-    from longspan.evaluation.recl import chance_gains, check_share, check_threshold, ecl
-    from longspan.evaluation.recl import recl as recl_of
+    """Relative effective context length (RECL) of a group of models, and the effective context length (ECL) of each."""
+    from longspan.bundled import model_path
+    from longspan.experiments.figures.drawing import require_matplotlib
+    from longspan.scoring.loss_table import load_table
+    from longspan.scoring.recl import chance_gains, check_threshold, ecl
+    from longspan.scoring.recl import recl as recl_of
 
     if out is not None:
         require_matplotlib()
     shares = parse_shares(r)
-    for share in shares.values():
-        check_share(share)
     check_threshold(threshold)
     if losses is None:
         where = machine(device, dtype, threads)
         lengths = parse_contexts(CONTEXTS if contexts is None else contexts)
-        table = measured(models or [box()], data, split, lengths, targets, where, quiet=json)
-        tell_of_box(models[0] if models else None)
+        table = measure_models(models or [model_path()], data, split, lengths, targets, where, quiet=json)
+        note_bundled(models[0] if models else None)
     else:
         if models or data is not None or split is not None or targets is not None:
-            raise ConfigError("--losses brings its own models and targets; leave MODEL, --data and --targets out")
+            raise ConfigError("--losses already has models and targets; leave out MODEL, --data, --split and --targets")
         table = load_table(losses)
         if contexts is not None:
             table = table.at(parse_contexts(contexts))
     if table.below_zero:
-        say(f"{table.below_zero} of the {table.losses.size} losses are below zero; a loss is -log P, not log P")
+        note(f"{table.below_zero} of the {table.losses.size} losses are negative; a loss is -log P, not log P")
     found = {name: recl_of(table, share, threshold) for name, share in shares.items()}
     effective = ecl(table, threshold)
     if out is not None:
@@ -84,13 +90,13 @@ def recl(
         print_json(as_json(found, effective))
     else:
         _print_table(found, effective)
-        for sentence in chance_gains(table, found.values()):
-            print(sentence)
+        for line in chance_gains(table, found.values()):
+            print(line)
 
 
 def parse_contexts(text: str) -> tuple[int, ...]:
-    """100:1000:100 with its end, or 100,200,400."""
-    from longspan.evaluation.loss_table import check_contexts
+    """FIRST:LAST:STEP with LAST included, or a list such as 100,200,400."""
+    from longspan.scoring.loss_table import check_contexts
 
     parts = text.split(":" if ":" in text else ",")
     try:
@@ -101,23 +107,31 @@ def parse_contexts(text: str) -> tuple[int, ...]:
         if len(numbers) != 3 or min(numbers) < 1 or numbers[1] > 10**9:
             raise ConfigError(f"--contexts {text!r} is not FIRST:LAST:STEP; {CONTEXTS} is 100, 200, ..., 1000")
         if (numbers[1] - numbers[0]) // numbers[2] > 10_000:
-            raise ConfigError(f"--contexts {text!r} are more than 10,000; take a longer step")
+            raise ConfigError(f"--contexts {text!r} has more than 10,000 lengths; use a longer step")
         numbers = list(range(numbers[0], numbers[1] + 1, numbers[2]))
     elif not numbers:
-        raise ConfigError(f"--contexts {text!r} is neither FIRST:LAST:STEP nor numbers with commas")
+        raise ConfigError(f"--contexts {text!r} is neither FIRST:LAST:STEP nor numbers separated by commas")
     check_contexts(numbers)
     return tuple(numbers)
 
 
 def parse_shares(text: str) -> dict[str, float]:
-    """0.1,0.5,1.0, under the names they were given."""
+    """Shares such as 0.1,0.5,1.0, by the text they were given as."""
+    from longspan.scoring.recl import check_share
+
     try:
-        return {part.strip(): float(part) for part in text.split(",")}
+        shares = {part.strip(): float(part) for part in text.split(",")}
     except ValueError:
-        raise ConfigError(f"--r {text!r} is no list of shares such as 0.1,0.5,1.0") from None
+        raise ConfigError(f"--r {text!r} must be numbers separated by commas, such as 0.1,0.5,1.0") from None
+    for name, share in shares.items():
+        try:
+            check_share(share)
+        except ConfigError as error:
+            raise ConfigError(f"--r {name}: {error}") from None
+    return shares
 
 
-def measured(
+def measure_models(
     paths: Sequence[Path],
     data: str | None,
     split: str | None,
@@ -127,36 +141,38 @@ def measured(
     *,
     quiet: bool,
 ) -> "LossTable":
-    """The losses of the models in these folders on one text, from the cache as far as it has them."""
+    """The losses of the models in these folders on one text; cached losses are reused."""
     from longspan.checkpoints.model_folder import load_model
     from longspan.data.encoded import open_corpus
-    from longspan.evaluation.contexts import Passage, Subject, check_window, choose_targets, measure
+    from longspan.scoring.contexts import Passage, Subject, check_window, choose_targets, measure
 
     if data is None:
-        raise ConfigError("--data is missing; give a file, a folder or the name of a corpus")
+        raise ConfigError("--data is missing; give a file, a folder or a corpus of `longspan data list`")
     names = _names(paths)
     loaded = [load_model(path, device=where.device, dtype=where.dtype) for path in paths]
     for name, other in zip(names, loaded, strict=True):
         check_window(other.model, contexts[-1], name)
         if other.tokenizer.fingerprint != loaded[0].tokenizer.fingerprint:
             raise ConfigError(
-                f"{names[0]} and {name} read different tokens ({loaded[0].tokenizer.kind} and {other.tokenizer.kind}), "
-                "so their losses cannot be compared; measure them one by one"
+                f"{names[0]} and {name} have different tokenizers ({loaded[0].tokenizer.kind} and "
+                f"{other.tokenizer.kind}), so their losses cannot be compared; measure them separately"
             )
     text = open_corpus(data, split, loaded[0].tokenizer)
     passage = Passage(text.ids, choose_targets(len(text.ids), contexts[-1], targets), text.fingerprint)
     subjects = [Subject(name, one.model, one.hash) for name, one in zip(names, loaded, strict=True)]
-    with progress("measuring", quiet=quiet) as watch:
-        return measure(subjects, passage, contexts, watch=watch)
+    with progress("measuring", quiet=quiet) as bar:
+        return measure(subjects, passage, contexts, progress=bar)
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """The folders' own names where those tell them apart, else the paths as they were given."""
+    """The names of the folders if they are unique, else the given paths."""
     short = [path.resolve().name or str(path) for path in paths]
     if len(set(short)) == len(short):
         return short
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise ConfigError("a model was named twice; a group holds each once")
+    resolved = [path.resolve() for path in paths]
+    for path, own in zip(paths, resolved, strict=True):
+        if resolved.count(own) > 1:
+            raise ConfigError(f"the model {path} is given twice; give each model once")
     return [str(path) for path in paths]
 
 
@@ -173,14 +189,14 @@ def as_json(found: dict[str, dict[str, "Length"]], effective: dict[str, "Length"
 
 
 def _print_table(found: dict[str, dict[str, "Length"]], effective: dict[str, "Length"]) -> None:
-    """A row for each model: RECL at each r, then ECL, each with its interval."""
+    """One row per model: RECL at each r, then ECL, each with its interval."""
     columns = {f"RECL r={r}": group for r, group in found.items()} | {"ECL": effective}
     width = max(len("model"), *map(len, effective))
     print(f"{'model':<{width}}" + "".join(f"  {title:>18}" for title in columns))
     for name in effective:
         print(f"{name:<{width}}" + "".join(f"  {_shown(group[name]):>18}" for group in columns.values()))
     if any(group[name].bounded for group in columns.values() for name in effective):
-        print("+ the contexts ended before the gain did: it may reach further")
+        print("+ still gaining at the last context; the length may be larger")
 
 
 def _shown(length: "Length") -> str:
@@ -188,8 +204,8 @@ def _shown(length: "Length") -> str:
 
 
 def _draw(table: "LossTable", shares: dict[str, float], threshold: float, out: Path) -> None:
-    from longspan.analysis.context_figures import draw_gains, draw_perplexity
-    from longspan.analysis.drawing import make_folder
+    from longspan.experiments.figures.context_figures import draw_gains, draw_perplexity
+    from longspan.experiments.figures.drawing import make_folder
 
     make_folder(out)
     table.save(out / "losses.npz")

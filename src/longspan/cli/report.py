@@ -1,6 +1,5 @@
-"""`longspan report`: one HTML file about some runs."""
+"""`longspan report`: one HTML file about some training runs."""
 
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +7,6 @@ import typer
 
 from longspan.cli.options import DeviceName, DtypeName, Threads, machine
 from longspan.cli.progress import progress
-from longspan.errors import ConfigError
 
 
 def report(
@@ -18,22 +16,14 @@ def report(
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Curves, scores, context, speed, pictures and sample text of some runs, in one file that needs no network."""
-    from longspan.analysis.drawing import require_matplotlib
-    from longspan.analysis.report import build_report
-    from longspan.analysis.runs import read_run
-    from longspan.checkpoints.store import write_file
+    """Write curves, scores, context, attention and sample text of some runs to one HTML file that needs no network."""
+    from longspan.experiments.figures.drawing import require_matplotlib
+    from longspan.experiments.report.report import check_report_path, read_runs, write_report
 
     require_matplotlib()
-    if out.is_dir() or not out.parent.is_dir():
-        raise ConfigError(f"--out {out}: it is a folder, or there is no folder {out.parent}")
+    check_report_path("--out", out)
     where = machine(device, dtype, threads)
-    if len({path.resolve() for path in runs}) < len(runs):
-        raise ConfigError("a run was named twice; a report holds each once")
-    short = [path.resolve().name for path in runs]
-    unique = len(set(short)) == len(short)
-    found = [read_run(path, None if unique else str(path)) for path in runs]
-    with tempfile.TemporaryDirectory(prefix="longspan-report-") as scratch, progress("reporting", quiet=False) as watch:
-        content = build_report(found, Path(scratch), where.device, where.dtype, watch=watch)
-    write_file(out, content.encode("utf-8"))
+    found = read_runs(runs)
+    with progress("report", quiet=False) as watch:
+        write_report(found, out, where.device, where.dtype, progress=watch)
     print(f"the report is in {out}")

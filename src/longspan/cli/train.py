@@ -1,4 +1,4 @@
-"""`longspan train`: from a recipe and a text to a trained model."""
+"""`longspan train`: train a model from a recipe and a text."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from longspan.cli.options import DeviceName, DtypeName, Set, Threads, machine, print_rows, say
+from longspan.cli.options import DeviceName, DtypeName, Set, Threads, machine, note, print_rows
 from longspan.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,19 +17,23 @@ if TYPE_CHECKING:
 
 def train(
     recipe: Annotated[
-        str | None, typer.Option("--recipe", metavar="NAME|FILE", help="tiny is one to begin with.")
+        str | None, typer.Option("--recipe", metavar="NAME|FILE", help="A recipe file or name, for example tiny.")
     ] = None,
-    data: Annotated[str | None, typer.Option("--data", metavar="NAME|PATH", help="A corpus, file or folder.")] = None,
+    data: Annotated[
+        str | None, typer.Option("--data", metavar="NAME|PATH", help="A known corpus, a file or a folder.")
+    ] = None,
     set_: Set = [],  # noqa: B006 (typer copies it)
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The folder of the run.")] = None,
     resume: Annotated[
         str | None,
-        typer.Option("--resume", metavar="auto|PATH", help="Go on from the newest checkpoint of --out, or from PATH."),
+        typer.Option(
+            "--resume", metavar="auto|PATH", help="Continue from the newest checkpoint in --out, or from PATH."
+        ),
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of weights and dropout.")] = None,
-    print_config: Annotated[bool, typer.Option("--print-config", help="Print the resolved recipe and stop.")] = False,
+    seed: Annotated[int | None, typer.Option("--seed", help="Random seed of weights and dropout.")] = None,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Print the resolved recipe and exit.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Measure a few steps, tell the cost, write nothing.")
+        bool, typer.Option("--dry-run", help="Measure a few steps and print the cost; write nothing.")
     ] = False,
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
@@ -45,24 +49,24 @@ def train(
         sys.stdout.write(chosen.to_toml())
         return
     if dry_run:
-        _tell_cost(chosen, where.device)
+        _print_cost(chosen, where.device)
         return
     if out is None:
-        raise ConfigError("--out is missing; give the name of a folder for the run")
+        raise ConfigError("--out is missing; name a folder for the run")
     outcome = run.train(chosen, out, resume=resume, device=where.device)
     print(outcome.sentence, file=sys.stderr if outcome.interrupted else sys.stdout)
     if outcome.interrupted is not None:
         raise typer.Exit(128 + int(outcome.interrupted))
 
 
-def _tell_cost(recipe: "Recipe", device: "torch.device") -> None:
+def _print_cost(recipe: "Recipe", device: "torch.device") -> None:
     from longspan.training.dry_run import dry_run
     from longspan.training.run import open_text
 
     text = open_text(recipe, "train")
     cost = dry_run(recipe, text, device)
-    for line in text.tell_files("train", "valid", "test", "unused"):
-        say(line)
+    for line in text.describe_files("train", "valid", "test", "unused"):
+        note(line)
     minutes, seconds = divmod(round(cost.seconds), 60)
     fewest, most = cost.tokens_per_step
     print_rows(
@@ -73,6 +77,6 @@ def _tell_cost(recipe: "Recipe", device: "torch.device") -> None:
             "tokens per pass": cost.tokens_per_pass,
             "memory": f"{cost.memory_bytes / 2**30:.2f} GiB",
             "tokens per second": round(cost.tokens_per_second),
-            "time": f"{minutes} min {seconds} s, validation and saving aside",
+            "time": f"{minutes} min {seconds} s without validation and saving",
         }
     )

@@ -1,20 +1,20 @@
-"""Texts: known corpora and anything else that can be read, encoded once and handed out in lanes."""
+"""Texts: known corpora and any other file or folder, encoded once and read in batch streams."""
 
+from longspan.data.batch_streams import Batch, BatchStreams
 from longspan.data.corpora import CORPORA, Corpus, CorpusRow, list_corpora
 from longspan.data.encoded import Encoded, open_corpus
 from longspan.data.fetch import get
-from longspan.data.lanes import Batch, Lanes
-from longspan.data.readings import READINGS, Reading
+from longspan.data.tokenizer_specs import TOKENIZER_SPECS, TokenizerSpec
 
 __all__ = [
     "CORPORA",
-    "READINGS",
+    "TOKENIZER_SPECS",
     "Batch",
+    "BatchStreams",
     "Corpus",
     "CorpusRow",
     "Encoded",
-    "Lanes",
-    "Reading",
+    "TokenizerSpec",
     "get",
     "list_corpora",
     "open_corpus",

@@ -1,20 +1,20 @@
-"""The corpora longspan knows: where they come from, what they must be, how they divide and are read."""
+"""Known corpora: URL, checksums, split rule and tokenizer of each."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from longspan.data.cache import cache_folder
-from longspan.data.readings import find_reading
-from longspan.data.splits import ByCount, ByDocument, ByFile, ByShare, ByTail, SplitRule
+from longspan.data.splits import ByCount, ByDocument, ByFile, ByPercent, ByTail, SplitRule
+from longspan.data.tokenizer_specs import find_tokenizer_spec
 from longspan.errors import UnknownNameError
 
-_UNDECLARED = 1 << 30  # for a corpus whose size is not known
-_OTHER_FILES = 64 << 20
+_DEFAULT_LIMIT = 1 << 30  # for a corpus of unknown size
+_OTHER_FILES = 64 << 20  # an archive may contain other files too
 
 
 @dataclass(frozen=True)
 class CorpusFile:
-    """A file of a corpus, unpacked."""
+    """An unpacked file of a corpus."""
 
     name: str
     size: int | None = None
@@ -25,26 +25,26 @@ class CorpusFile:
 class Corpus:
     """A known corpus.
 
-    `files` are what `get` must find in what it is given; a corpus without a list takes every file, and
-    `documents` and `size` say how many and how many bytes that is. `shares` names the corpus whose files it reads.
+    `get` must find all of `files` in the source. A corpus with an empty list takes every file, and `documents` and
+    `size` are their number and total bytes. `files_of` names the corpus whose installed files this one uses.
     """
 
     name: str
     title: str
     licence: str
-    reading: str
+    tokenizer: str
     split: SplitRule
     files: tuple[CorpusFile, ...] = ()
     url: str | None = None
     archive_sha256: str | None = None
     documents: int | None = None
     size: int | None = None
-    shares: str | None = None
+    files_of: str | None = None
     built_in: bool = False
 
     def folder(self, cache: Path) -> Path:
-        """Where its files lie once they are here."""
-        return cache / "corpora" / (self.shares or self.name)
+        """The folder of its installed files."""
+        return cache / "corpora" / (self.files_of or self.name)
 
     @property
     def bytes(self) -> int | None:
@@ -53,8 +53,8 @@ class Corpus:
 
     @property
     def download_limit(self) -> int:
-        """The most bytes a download may have: its archive may hold other files too."""
-        return (self.bytes or _UNDECLARED) + _OTHER_FILES
+        """The most bytes a download may have."""
+        return (self.bytes or _DEFAULT_LIMIT) + _OTHER_FILES
 
 
 _WIKIPEDIA = "CC BY-SA / GFDL (Wikipedia)"
@@ -65,10 +65,10 @@ _TEXT8 = CorpusFile("text8", 100_000_000)
 _TEXT8_URL = "http://mattmahoney.net/dc/text8.zip"
 _TEXT8_ZIP = "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232"
 
-_KNOWN = (
+_CORPORA = (
     Corpus(
         "stdlib",
-        "the source of this Python's standard library, a document for each file",
+        "source code of this Python's standard library, one document per file",
         "PSF licence",
         "bytes",
         ByDocument(),
@@ -76,7 +76,7 @@ _KNOWN = (
     ),
     Corpus(
         "enwik8",
-        "the first 100 MB of Wikipedia, every byte kept",
+        "the first 100 MB of Wikipedia, all bytes",
         _WIKIPEDIA,
         "bytes",
         ByTail(),
@@ -86,14 +86,14 @@ _KNOWN = (
     ),
     Corpus(
         "enwik8-authors",
-        "enwik8 as Dai et al. read it, newlines dropped",
+        "enwik8 as preprocessed by Dai et al., newlines dropped",
         _WIKIPEDIA,
         "enwik8-authors",
         ByTail(),
         (_ENWIK8,),
         _ENWIK8_URL,
         _ENWIK8_ZIP,
-        shares="enwik8",
+        files_of="enwik8",
     ),
     Corpus(
         "text8",
@@ -107,18 +107,18 @@ _KNOWN = (
     ),
     Corpus(
         "text8-authors",
-        "text8 as Dai et al. read it, each split trimmed of spaces",
+        "text8 as preprocessed by Dai et al., spaces trimmed from each split",
         _WIKIPEDIA,
         "text8-authors",
         ByTail(trimmed=True),
         (_TEXT8,),
         _TEXT8_URL,
         _TEXT8_ZIP,
-        shares="text8",
+        files_of="text8",
     ),
     Corpus(
         "wikitext-103",
-        "103 million words of Wikipedia articles, as Dai et al. read them",
+        "103 million words of Wikipedia articles, as preprocessed by Dai et al.",
         _WIKIPEDIA,
         "wikitext-103-authors",
         ByFile("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
@@ -128,7 +128,7 @@ _KNOWN = (
     ),
     Corpus(
         "ptb",
-        "Penn Treebank words in Mikolov's form, as Dai et al. read them",
+        "Penn Treebank words, Mikolov's version, as preprocessed by Dai et al.",
         "research only",
         "ptb-authors",
         ByFile("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"),
@@ -144,14 +144,14 @@ _KNOWN = (
         "a megabyte of Shakespeare's plays",
         "public domain",
         "bytes",
-        ByShare(),
+        ByPercent(),
         (CorpusFile("input.txt", 1_115_394, "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"),),
         "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
     ),
-    # Held out, by their places in the order of the names: docs/box.md#the-text has the titles.
+    # Held out, by their places in the order of the names: docs/bundled_model.md#the-text has the titles.
     Corpus(
         "english-novels",
-        "98 English novels, 1839 to 1930, a document each; 3 whole ones for valid and 5 for test",
+        "98 English novels, 1839 to 1930, one document each; 3 novels are valid and 5 are test",
         "public domain",
         "plain-bytes",
         ByCount(valid=3, test=5),
@@ -160,7 +160,7 @@ _KNOWN = (
     ),
 )
 
-CORPORA: dict[str, Corpus] = {corpus.name: corpus for corpus in _KNOWN}
+CORPORA: dict[str, Corpus] = {corpus.name: corpus for corpus in _CORPORA}
 
 
 def find_corpus(name: str) -> Corpus:
@@ -171,27 +171,28 @@ def find_corpus(name: str) -> Corpus:
 
 @dataclass(frozen=True)
 class CorpusRow:
-    """A line of `longspan data list`."""
+    """One row of `longspan data list`. `tokenizer` describes the corpus's own tokenizer."""
 
     name: str
     title: str
-    reading: str
+    tokenizer: str
     bytes: int | None
     licence: str
     url: str | None
     sha256: dict[str, str]
-    here: bool
+    installed: bool
 
 
 def list_corpora(cache: Path | None = None) -> list[CorpusRow]:
-    """Every known corpus, what it is, and whether it is here."""
+    """Every known corpus, and whether it is installed in the cache."""
     root = cache_folder(cache)
     rows = []
     for corpus in CORPORA.values():
         known = {file.name: file.sha256 for file in corpus.files if file.sha256}
         if corpus.url and corpus.archive_sha256:
             known[corpus.url.rpartition("/")[2]] = corpus.archive_sha256
-        says = find_reading(corpus.reading).says
-        here = corpus.built_in or corpus.folder(root).is_dir()
-        rows.append(CorpusRow(corpus.name, corpus.title, says, corpus.bytes, corpus.licence, corpus.url, known, here))
+        description = find_tokenizer_spec(corpus.tokenizer).description
+        installed = corpus.built_in or corpus.folder(root).is_dir()
+        facts = (corpus.name, corpus.title, description, corpus.bytes, corpus.licence, corpus.url, known, installed)
+        rows.append(CorpusRow(*facts))
     return rows

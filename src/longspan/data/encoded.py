@@ -1,4 +1,4 @@
-"""Encoded texts: made once, kept in the cache, mapped into memory, made again when the text changes."""
+"""Encoded texts: token ids, encoded once, cached, memory-mapped, and encoded again when the text changes."""
 
 import dataclasses
 import hashlib
@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longspan.data.cache import (
+    atomic_folder,
     cache_folder,
     digests,
     key,
-    new_folder,
     read_json,
     remove_folder,
     signature,
@@ -23,24 +23,38 @@ from longspan.data.cache import (
     write_json,
 )
 from longspan.data.encoding import encode_pieces
-from longspan.data.json_lines import warn_of_json_lines
-from longspan.data.readings import Reading, find_reading
+from longspan.data.json_lines import warn_about_json_lines
 from longspan.data.sources import Source, find_source
 from longspan.data.splits import ByName, Piece, describe_splits, split_pieces
+from longspan.data.tokenizer_specs import TokenizerSpec, find_tokenizer_spec
 from longspan.errors import CheckpointError, DataError
-from longspan.tokens import Ids, Tokenizer, tokenizer_from_dict
-from longspan.tokens.text import read_blocks
+from longspan.tokenizers import Ids, Tokenizer, tokenizer_from_dict
+from longspan.tokenizers.text import read_blocks
 
 _FORMAT = 1
 
 
 @dataclass(frozen=True, eq=False)
-class Encoded:
-    """A text as ids.
+class Excerpt:
+    """Token ids and the sorted offsets at which documents start."""
 
-    `starts` holds the offsets of the documents' first tokens, sorted, the first 0. `fingerprint` is the same wherever
-    the same ids, documents and tokenizer are; `bytes` counts the text they were made from. `splits` names the files of
-    each split, and those in none as `unused`; it is empty for known corpora and for a single file.
+    ids: Ids
+    starts: NDArray[np.int64]
+
+    def excerpt(self, begin: int = 0, end: int | None = None) -> "Excerpt":
+        """The tokens from `begin` up to `end` (default: the end of the text), and where documents start in them."""
+        stop = len(self.ids) if end is None else min(end, len(self.ids))
+        inside = self.starts[(self.starts >= begin) & (self.starts < stop)]
+        return Excerpt(self.ids[begin:stop], inside - begin)
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """A text as token ids.
+
+    `starts` are the sorted offsets of the first token of each document; the first is 0. `fingerprint` identifies ids,
+    documents and tokenizer. `bytes` is the size of the text. `splits` lists the files of each split, and files in no
+    split as `unused`; it is empty for known corpora and for a single file.
     """
 
     name: str
@@ -55,27 +69,30 @@ class Encoded:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def tell_files(self, *splits: str) -> list[str]:
-        """A line for each of these splits with its files, where there is something to tell."""
-        return [f"{split}: {_listed(self.splits[split])}" for split in splits if self.splits.get(split)]
+    def excerpt(self, begin: int = 0, end: int | None = None) -> Excerpt:
+        return Excerpt(self.ids, self.starts).excerpt(begin, end)
+
+    def describe_files(self, *splits: str) -> list[str]:
+        """One line per split with the names of its files; splits without files are left out."""
+        return [f"{split}: {_join_names(self.splits[split])}" for split in splits if self.splits.get(split)]
 
 
 def open_corpus(
     name_or_path: str | Path,
     split: str | None = None,
-    tokenizer: Tokenizer | Reading | str | None = None,
+    tokenizer: Tokenizer | TokenizerSpec | str | None = None,
     cache: Path | None = None,
     workers: int | None = None,
     held_out: Mapping[str, str | Path] | None = None,
 ) -> Encoded:
-    """A known corpus, a file, an archive or a folder as ids; the whole of it, or its train, valid or test split.
+    """Encode a known corpus, a file, an archive or a folder: all of it, or its train, valid or test split.
 
-    Of a folder, files and top-level folders called train, test, and valid, val, dev or validation are that split.
-    `held_out` gives files or folders for valid or test, to take in their place; they are no part of the whole.
+    In a folder, files and top-level folders named train, test, and valid, val, dev or validation are that split.
+    `held_out` gives other files or folders for valid or test. They are not part of the text without a split.
 
-    `tokenizer` is one that exists, or a reading to make one by ("bytes", "characters", "words", ...): the corpus's own
-    unless told, and bytes for files and folders. A reading takes its symbols from the training split; one that is
-    asked for takes them from the whole text where that is read whole.
+    `tokenizer` is a tokenizer, a TokenizerSpec or the name of one ("bytes", "characters", "words", ...). Default: that
+    of the corpus, and bytes for files and folders. A spec builds its vocabulary from the training split. If a spec is
+    given and no split, it builds it from all of the text.
     """
     root = cache_folder(cache)
     given = {name: str(path) for name, path in (held_out or {}).items() if split is not None}
@@ -83,77 +100,77 @@ def open_corpus(
     paths = [document.path for document in source.documents]
     before = [signature(path) for path in paths]
     contents = digests(paths, root)
-    reading = tokenizer if tokenizer is not None else source.reading
-    if isinstance(reading, str):
-        reading = find_reading(reading)
-    pieces = split_pieces(source.name, source.documents, source.split, split, reading.unit)
-    if isinstance(reading, Reading):
-        spec: Any = dataclasses.asdict(reading)
-        counted = reading.counted if split or tokenizer is None else (None,)
-        made = _tokenizer(source, reading, counted, contents, root)
+    spec = tokenizer if tokenizer is not None else source.tokenizer
+    if isinstance(spec, str):
+        spec = find_tokenizer_spec(spec)
+    pieces = split_pieces(source.name, source.documents, source.split, split, spec.unit)
+    if isinstance(spec, TokenizerSpec):
+        identity: Any = dataclasses.asdict(spec)
+        vocabulary_splits = spec.vocabulary_splits if split or tokenizer is None else (None,)
+        chosen = _build_tokenizer(source, spec, vocabulary_splits, contents, root)
     else:
-        spec, made = reading.fingerprint, reading
-    stretches = _stretches(source, pieces)
+        identity, chosen = spec.fingerprint, spec
+    ranges = _byte_ranges(source, pieces)
     names = [document.name for document in source.documents]
-    family = key(str(source.root), source.name, split, spec, *given.items())
-    place = root / "encoded" / f"{family}-{key(_FORMAT, names, contents, stretches, made.fingerprint)}"
+    family = key(str(source.root), source.name, split, identity, *given.items())
+    target = root / "encoded" / f"{family}-{key(_FORMAT, names, contents, ranges, chosen.fingerprint)}"
     size = sum(piece.size for piece in pieces)
-    found = _load(place, source.name, split, made, size)
+    found = _load(target, source.name, split, chosen, size)
     while found is None:
-        if place.exists():
-            remove_folder(place)
-        with new_folder(place) as folder:
-            _write(folder, pieces, made, workers)
+        if target.exists():
+            remove_folder(target)
+        with atomic_folder(target) as folder:
+            _write(folder, pieces, chosen, workers)
             if [signature(path) for path in paths] != before:
-                raise DataError(f"{source.name} changed while it was read; try again when nothing writes to it")
-        for stale in place.parent.glob(f"{family}-*"):
-            if stale != place:
+                raise DataError(f"{source.name} changed while it was read; try again when no process writes to it")
+        for stale in target.parent.glob(f"{family}-*"):
+            if stale != target:
                 remove_folder(stale)
-        found = _load(place, source.name, split, made, size)
+        found = _load(target, source.name, split, chosen, size)
     if not len(found):
-        raise DataError(f"{source.name} holds no tokens in this reading; give it more text")
+        raise DataError(f"{source.name} has no tokens with this tokenizer; add text or choose another tokenizer")
     if not isinstance(source.split, ByName):
         return found
-    warn_of_json_lines(source.documents)
+    warn_about_json_lines(source.documents)
     several = len(source.documents) > 1
-    splits = describe_splits(source.documents, source.split, reading.unit) if several else {}
+    splits = describe_splits(source.documents, source.split, spec.unit) if several else {}
     return dataclasses.replace(found, splits=splits)
 
 
-def _listed(names: Sequence[str], most: int = 5) -> str:
+def _join_names(names: Sequence[str], most: int = 5) -> str:
     shown = [name if name.isprintable() else repr(name) for name in names[:most]]
     return ", ".join(shown) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
-def _stretches(source: Source, pieces: Sequence[Piece]) -> list[tuple[int, int, int]]:
-    """Pieces as plain values: the place of the document among those of its corpus, and where the piece lies in it."""
-    place_of = {document.path: k for k, document in enumerate(source.documents)}
-    return [(place_of[piece.path], piece.start, piece.stop) for piece in pieces]
+def _byte_ranges(source: Source, pieces: Sequence[Piece]) -> list[tuple[int, int, int]]:
+    """Pieces as plain values: the index of the document in its corpus, and the piece's first and last byte."""
+    index_of = {document.path: k for k, document in enumerate(source.documents)}
+    return [(index_of[piece.path], piece.start, piece.stop) for piece in pieces]
 
 
-def _tokenizer(
-    source: Source, reading: Reading, counted: Sequence[str | None], contents: Sequence[str], root: Path
+def _build_tokenizer(
+    source: Source, spec: TokenizerSpec, splits: Sequence[str | None], contents: Sequence[str], root: Path
 ) -> Tokenizer:
-    """The tokenizer a reading makes of some splits of a corpus, remembered because making it reads the text."""
-    if reading.kind == "bytes":
-        return reading.tokenizer([])
-    parts = [split_pieces(source.name, source.documents, source.split, part, reading.unit) for part in counted]
+    """The tokenizer of a spec, built from some splits of a corpus. It is cached, because building it reads the text."""
+    if spec.kind == "bytes":
+        return spec.build([])
+    parts = [split_pieces(source.name, source.documents, source.split, part, spec.unit) for part in splits]
     pieces = [piece for part in parts for piece in part]
-    place = root / "tokenizers" / f"{key(dataclasses.asdict(reading), contents, _stretches(source, pieces))}.json"
-    kept = read_json(place)
+    path = root / "tokenizers" / f"{key(dataclasses.asdict(spec), contents, _byte_ranges(source, pieces))}.json"
+    cached = read_json(path)
     try:
-        found = tokenizer_from_dict(kept["tokenizer"])
-        if found.fingerprint != kept["fingerprint"]:
-            raise CheckpointError(f"{place} was changed")
+        found = tokenizer_from_dict(cached["tokenizer"])
+        if found.fingerprint != cached["fingerprint"]:
+            raise CheckpointError(f"{path} was changed")
         return found
     except (CheckpointError, LookupError, TypeError):
-        made = reading.tokenizer(pieces)
-        write_json(place, {"fingerprint": made.fingerprint, "tokenizer": made.to_dict()})
-        return made
+        built = spec.build(pieces)
+        write_json(path, {"fingerprint": built.fingerprint, "tokenizer": built.to_dict()})
+        return built
 
 
 def _write(folder: Path, pieces: Sequence[Piece], tokenizer: Tokenizer, workers: int | None) -> None:
-    """The files of an encoded text."""
+    """Encode pieces and write the files of the encoded text."""
     digest = hashlib.sha256(tokenizer.fingerprint.encode("ascii"))
     starts: list[int] = []
     tokens, last = 0, -1
@@ -179,25 +196,25 @@ def _write(folder: Path, pieces: Sequence[Piece], tokenizer: Tokenizer, workers:
     write_json(folder / "about.json", about)
 
 
-def _load(place: Path, name: str, split: str | None, tokenizer: Tokenizer, size: int) -> Encoded | None:
-    """The encoded text at `place`, made from `size` bytes; None where there is none, or a changed one.
+def _load(folder: Path, name: str, split: str | None, tokenizer: Tokenizer, size: int) -> Encoded | None:
+    """The encoded text in `folder`, made from `size` bytes; None if it is missing or its hash does not match.
 
-    All of it is hashed again: 0.07 s for 100 MB on a processor with SHA instructions, 0.2 s on others.
+    Hashing takes 0.07 s for 100 MB on a CPU with SHA instructions, 0.2 s on others.
     """
-    about = read_json(place / "about.json")
+    about = read_json(folder / "about.json")
     try:
         tokens, fingerprint = int(about["tokens"]), str(about["fingerprint"])
         dtype = tokenizer.dtype.newbyteorder("<")
-        if (place / "ids.bin").stat().st_size != tokens * dtype.itemsize or about["bytes"] != size:
+        if (folder / "ids.bin").stat().st_size != tokens * dtype.itemsize or about["bytes"] != size:
             return None
-        starts = np.load(place / "starts.npy", allow_pickle=False)
+        starts = np.load(folder / "starts.npy", allow_pickle=False)
         digest = hashlib.sha256(tokenizer.fingerprint.encode("ascii"))
-        for block in read_blocks(place / "ids.bin"):
+        for block in read_blocks(folder / "ids.bin"):
             digest.update(block)
         digest.update(starts.tobytes())
         if digest.hexdigest() != fingerprint or starts.dtype != np.dtype("<i8") or starts.ndim != 1:
             return None
-        ids: Ids = np.memmap(place / "ids.bin", dtype, "r") if tokens else np.empty(0, dtype)
+        ids: Ids = np.memmap(folder / "ids.bin", dtype, "r") if tokens else np.empty(0, dtype)
     except (OSError, ValueError, TypeError, LookupError, EOFError, DataError):
         return None
     return Encoded(name, split, ids, starts, tokenizer, fingerprint, size)

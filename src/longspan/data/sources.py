@@ -1,4 +1,4 @@
-"""What a name or a path stands for: documents in order, a way to split them, a way to read them."""
+"""Resolve a corpus name or a path to its documents, split rule and tokenizer."""
 
 import dataclasses
 import os
@@ -7,31 +7,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from longspan.data.archives import kind_of, unpack
-from longspan.data.cache import digests, new_folder, read_json, remove_folder, sha256, write_json
+from longspan.data.archives import archive_kind, unpack
+from longspan.data.cache import atomic_folder, digests, read_json, remove_folder, sha256, write_json
 from longspan.data.corpora import CORPORA, Corpus
 from longspan.data.splits import HELD_OUT, ByName, Document, SplitRule, named_split
 from longspan.errors import DataError, UnknownNameError
 
-# Tests are not the library, differ between installations, and hold files that are no valid Python on purpose.
-_NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
+# Tests differ between installations, and some of their files are invalid Python on purpose.
+_EXCLUDED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 
 
 @dataclass(frozen=True)
 class Source:
-    """A corpus that is here; `root` is where its files lie."""
+    """A corpus on this machine; `root` is the folder or file it is read from."""
 
     name: str
     root: Path
     documents: tuple[Document, ...]
     split: SplitRule
-    reading: str = "bytes"
+    tokenizer: str = "bytes"
 
 
 def find_source(name_or_path: str | Path, cache: Path, held_out: Mapping[str, str] | None = None) -> Source:
-    """A known corpus by its name, or any file, archive or folder; a known name wins over a file of that name.
+    """The known corpus of that name, or else a file, an archive or a folder.
 
-    `held_out` gives the files or folders of the valid and the test split, in place of those the corpus has.
+    `held_out` gives files or folders for the valid and test splits, instead of those of the corpus.
     """
     name, held_out = str(name_or_path), held_out or {}
     for split in held_out:
@@ -39,62 +39,62 @@ def find_source(name_or_path: str | Path, cache: Path, held_out: Mapping[str, st
             raise UnknownNameError("held-out split", split, HELD_OUT)
     if isinstance(name_or_path, str) and name in CORPORA:
         for split in held_out:
-            raise DataError(f"{name} has a {split} split of its own; leave data.{split} out")
-        return _known(CORPORA[name], cache)
+            raise DataError(f"{name} has its own {split} split; remove data.{split}")
+        return _known_source(CORPORA[name], cache)
     if not name:
         raise DataError("the name of the data is empty; give a corpus, a file or a folder")
     path = Path(name_or_path)
     if not path.exists() and os.sep not in name and not path.suffix:
         raise UnknownNameError("corpus, file or folder", name, CORPORA)
-    documents = _labelled(_documents(path, cache), path)
-    documents = _replaced(documents, held_out, cache)
-    full = tuple(document for document in documents if document.size or document.split)
-    return Source(name, path.resolve(), full, ByName())
+    documents = _assign_splits(_find_documents(path, cache), path)
+    documents = _replace_held_out(documents, held_out, cache)
+    kept = tuple(document for document in documents if document.size or document.split)
+    return Source(name, path.resolve(), kept, ByName())
 
 
-def _known(corpus: Corpus, cache: Path) -> Source:
+def _known_source(corpus: Corpus, cache: Path) -> Source:
     if corpus.built_in:
         root, documents = _standard_library()
     else:
         root = corpus.folder(cache)
         if not root.is_dir():
-            way = "longspan data get " + corpus.name + ("" if corpus.url else " --from FILE")
+            command = "longspan data get " + corpus.name + ("" if corpus.url else " --from FILE")
             raise DataError(
-                f"{corpus.name} is not here yet; run `{way}` (or, for a file of that name, write ./{corpus.name})"
+                f"{corpus.name} is not installed; run `{command}` (or, for a file of that name, write ./{corpus.name})"
             )
         names = [file.name for file in corpus.files] or sorted(path.name for path in root.iterdir())
         documents = tuple(_document(name, root / name) for name in names)
-    return Source(corpus.name, root, documents, corpus.split, corpus.reading)
+    return Source(corpus.name, root, documents, corpus.split, corpus.tokenizer)
 
 
 def _standard_library() -> tuple[Path, tuple[Document, ...]]:
     root = Path(sysconfig.get_paths()["stdlib"])
-    names = [name for name in _walk(root, _NOT_LIBRARY) if name.endswith(".py")]
+    names = [name for name in _list_files(root, _EXCLUDED) if name.endswith(".py")]
     if not names:
-        raise DataError(f"the source of the standard library is not in {root}; hand over a file or folder as data")
+        raise DataError(f"the source of the standard library is not in {root}; use a file or folder as data")
     return root, tuple(_document(name, root / name) for name in names)
 
 
-def _documents(path: Path, cache: Path) -> list[Document]:
-    """Each file below a folder, in the order of the names, or the one file; an archive stands for what is in it."""
+def _find_documents(path: Path, cache: Path) -> list[Document]:
+    """All files below a folder, sorted by name, or a single file. Archives are replaced by their files."""
     if path.is_dir():
-        return [document for inner in _walk(path) for document in _expanded(inner, path / inner, cache)]
+        return [document for inner in _list_files(path) for document in _expand(inner, path / inner, cache)]
     if path.is_file():
-        return _expanded(path.name, path, cache)
+        return _expand(path.name, path, cache)
     if path.exists():
-        raise DataError(f"{path} is neither a file nor a folder but a device or a pipe; write it to a file first")
-    raise DataError(f"there is no file or folder {path}")
+        raise DataError(f"{path} is a device or a pipe; write it to a file first")
+    raise DataError(f"there is no file or folder {path}; check the name")
 
 
-def _labelled(documents: Sequence[Document], path: Path) -> list[Document]:
-    """Documents with the split that their file or top-level folder is named for, in a folder or an archive.
+def _assign_splits(documents: Sequence[Document], path: Path) -> list[Document]:
+    """Give each document of a folder or an archive the split that its file or top-level folder is named after.
 
-    The name of a file that is the whole corpus does not count, nor does that of a folder around everything.
+    The name of a single file is ignored, and so is that of a folder that contains everything else.
     """
-    if path.is_file() and kind_of(path) not in ("tar", "zip"):
+    if path.is_file() and archive_kind(path) not in ("tar", "zip"):
         return list(documents)
-    around = f"{path.name}/" if path.is_file() else ""
-    names = [document.name.removeprefix(around) for document in documents]
+    prefix = f"{path.name}/" if path.is_file() else ""
+    names = [document.name.removeprefix(prefix) for document in documents]
     while len(tops := {name.partition("/")[0] for name in names}) == 1 and "/" in names[0]:
         if named_split(tops.pop()):
             break
@@ -103,61 +103,64 @@ def _labelled(documents: Sequence[Document], path: Path) -> list[Document]:
     return [dataclasses.replace(document, split=split) for document, split in zip(documents, splits, strict=True)]
 
 
-def _replaced(documents: Sequence[Document], held_out: Mapping[str, str], cache: Path) -> list[Document]:
-    """Documents with the files that were given for a split in place of those named for it; these are in no split."""
+def _replace_held_out(documents: Sequence[Document], held_out: Mapping[str, str], cache: Path) -> list[Document]:
+    """Use the given files for a split. Documents that were named after that split become unused."""
     found = [dataclasses.replace(d, split="unused") if d.split in held_out else d for d in documents]
     for split, given in held_out.items():
         path = Path(given)
-        chosen = {document.path: document for document in _documents(path, cache)}
+        chosen = {document.path: document for document in _find_documents(path, cache)}
         for document in found:
             if document.path in chosen and document.split in HELD_OUT:
-                raise DataError(f"{document.name} is {document.split} text already; give data.{split} another file")
+                raise DataError(f"{document.name} is already {document.split} text; give data.{split} another file")
         root = path if path.is_dir() else path.parent
         found = [document for document in found if document.path not in chosen]
         found += [dataclasses.replace(d, name=str(root / d.name), split=split) for d in chosen.values()]
     return found
 
 
-def _expanded(name: str, path: Path, cache: Path) -> list[Document]:
-    if kind_of(path) is None:
+def _expand(name: str, path: Path, cache: Path) -> list[Document]:
+    """The document of a file, or the documents of an archive."""
+    if archive_kind(path) is None:
         return [_document(name, path.resolve())]
-    unpacked = _unpacked(path.resolve(), cache)
-    return [_document(f"{name}/{inner}", unpacked / inner) for inner in _walk(unpacked)]
+    unpacked = _unpack_cached(path.resolve(), cache)
+    return [_document(f"{name}/{inner}", unpacked / inner) for inner in _list_files(unpacked)]
 
 
-def _unpacked(path: Path, cache: Path) -> Path:
-    """What an archive holds, unpacked once, and again where one of its files was changed or left empty by a crash."""
+def _unpack_cached(path: Path, cache: Path) -> Path:
+    """The folder of an unpacked archive. It is unpacked again if a file was changed, or left empty by a crash."""
     folder = cache / "unpacked" / f"{digests([path], cache)[0][:32]}-{path.name[:100]}"
     content = folder / "content"
-    noted = read_json(folder / "digests.json")
-    if noted is not None:
-        names = _walk(content)
-        if noted == dict(zip(names, digests([content / name for name in names], cache), strict=True)):
+    expected = read_json(folder / "digests.json")
+    if expected is not None:
+        names = _list_files(content)
+        if expected == dict(zip(names, digests([content / name for name in names], cache), strict=True)):
             return content
     if folder.exists():
         remove_folder(folder)
-    with new_folder(folder) as aside:
-        (aside / "content").mkdir()
-        unpack(path, aside / "content")
-        names = _walk(aside / "content")
-        write_json(aside / "digests.json", {name: sha256(aside / "content" / name) for name in names})
+    with atomic_folder(folder) as temporary:
+        (temporary / "content").mkdir()
+        unpack(path, temporary / "content")
+        names = _list_files(temporary / "content")
+        write_json(temporary / "digests.json", {name: sha256(temporary / "content" / name) for name in names})
     return content
 
 
-def _walk(root: Path, without: frozenset[str] = frozenset()) -> list[str]:
-    """The files below a folder, hidden ones left out, by their names from it, sorted."""
+def _list_files(root: Path, excluded: frozenset[str] = frozenset()) -> list[str]:
+    """The relative paths of the files below a folder, sorted. Hidden files and excluded folders are skipped."""
 
-    def refuse(error: OSError) -> None:
-        raise DataError(f"{error.filename} cannot be read: {error.strerror}; allow it, or take it out of {root}")
+    def fail(error: OSError) -> None:
+        raise DataError(
+            f"{error.filename} cannot be read: {error.strerror}; change its permissions, or remove it from {root}"
+        )
 
     found = []
     try:
-        for folder, inner, files in os.walk(root, onerror=refuse):
-            inner[:] = [name for name in inner if name not in without and not name.startswith(".")]
+        for folder, inner, files in os.walk(root, onerror=fail):
+            inner[:] = [name for name in inner if name not in excluded and not name.startswith(".")]
             paths = (Path(folder, name) for name in files if not name.startswith("."))
             found += [path.relative_to(root).as_posix() for path in paths if path.is_file()]
     except OSError as error:  # a folder that can be listed but not entered
-        refuse(error)
+        fail(error)
     return sorted(found)
 
 

@@ -1,4 +1,4 @@
-"""Documents, and how they divide into train, valid and test."""
+"""Documents, and the rules that divide them into train, valid and test splits."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -6,17 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from longspan.errors import DataError, UnknownNameError
-from longspan.tokens import Unit
+from longspan.tokenizers import Unit
 
 SPLITS = ("train", "valid", "test")
 HELD_OUT = SPLITS[1:]
-_NAMES = {"train": "train", "test": "test", **dict.fromkeys(("valid", "val", "dev", "validation"), "valid")}
+_SPLIT_NAMES = {"train": "train", "test": "test", **dict.fromkeys(("valid", "val", "dev", "validation"), "valid")}
 _WHITESPACE = b" \t\n\r\x0b\x0c"
 
 
 @dataclass(frozen=True)
 class Document:
-    """A file that is one document, the name it is known by wherever its corpus lies, and the split it is named for."""
+    """A file that is one document.
+
+    `name` is relative to the corpus, so it does not depend on where the corpus is. `split` is the split the file is
+    named after, or None.
+    """
 
     name: str
     path: Path
@@ -26,7 +30,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of a document that belongs to a split; where it begins, memory is forgotten."""
+    """The part of a document that belongs to a split, in bytes. Memory is reset at its start."""
 
     path: Path
     start: int
@@ -38,8 +42,8 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class ByShare:
-    """Each document cut by bytes: unless told otherwise its last twentieth is test, the one before it valid."""
+class ByPercent:
+    """Every document is divided by bytes: train first, then valid, then test."""
 
     valid_percent: int = 5
     test_percent: int = 5
@@ -49,13 +53,13 @@ class ByShare:
         for document in documents:
             size = document.size
             first = size - size * (self.valid_percent + self.test_percent) // 100
-            found += _cut(document, first, size - size * self.test_percent // 100, split, unit)
+            found += _divide(document, first, size - size * self.test_percent // 100, split, unit)
         return found
 
 
 @dataclass(frozen=True)
 class ByTail:
-    """One document, its last bytes test and the ones before them valid; `trimmed` drops whitespace at both ends."""
+    """One document: its last bytes are test and those before are valid. `trimmed` strips whitespace from each split."""
 
     valid: int = 5_000_000
     test: int = 5_000_000
@@ -65,16 +69,17 @@ class ByTail:
         document = documents[0]
         if document.size <= self.valid + self.test:
             raise DataError(
-                f"{document.path} has {document.size:,} bytes, too few to take {self.valid + self.test:,} from its end"
+                f"{document.path} has {document.size:,} bytes, too few to hold out {self.valid + self.test:,}; "
+                "use the complete file"
             )
         first, second = document.size - self.valid - self.test, document.size - self.test
-        pieces = _cut(document, first, second, split, unit)
-        return [_trimmed(piece) for piece in pieces] if self.trimmed else pieces
+        pieces = _divide(document, first, second, split, unit)
+        return [_trim(piece) for piece in pieces] if self.trimmed else pieces
 
 
 @dataclass(frozen=True)
 class ByFile:
-    """A file for each split."""
+    """One file per split."""
 
     train: str
     valid: str
@@ -82,46 +87,46 @@ class ByFile:
 
     def pieces(self, documents: Sequence[Document], split: str, _: Unit) -> list[Piece]:
         wanted = {"train": self.train, "valid": self.valid, "test": self.test}[split]
-        return [whole(document) for document in documents if document.name == wanted]
+        return [full_piece(document) for document in documents if document.name == wanted]
 
 
 @dataclass(frozen=True)
 class ByDocument:
-    """Of every twenty documents in order the last is test, the one before it valid.
+    """Of every `period` documents in order, the last is test and the one before is valid.
 
-    With fewer than twenty, the last document is test and the one before it valid. It takes three to fill all splits.
+    With fewer documents, the last one is test and the one before is valid. All splits are filled from three on.
     """
 
     period: int = 20
 
     def pieces(self, documents: Sequence[Document], split: str, _: Unit) -> list[Piece]:
         period = min(self.period, len(documents))
-        place = {"train": range(max(1, period - 2)), "valid": range(max(1, period - 2), period - 1)}
-        taken = place.get(split, range(max(1, period - 1), period))
-        return [whole(document) for k, document in enumerate(documents) if k % period in taken]
+        ranges = {"train": range(max(1, period - 2)), "valid": range(max(1, period - 2), period - 1)}
+        chosen = ranges.get(split, range(max(1, period - 1), period))
+        return [full_piece(document) for k, document in enumerate(documents) if k % period in chosen]
 
 
 @dataclass(frozen=True)
 class ByCount:
-    """So many whole documents held out, spread evenly over all of them in order, those of valid evenly among these."""
+    """A number of complete documents is held out, evenly spaced in order; those of valid are evenly spaced in these."""
 
     valid: int
     test: int
 
     def pieces(self, documents: Sequence[Document], split: str, _: Unit) -> list[Piece]:
-        held = _spread(self.valid + self.test, len(documents))
-        valid = {held[k] for k in _spread(self.valid, len(held))}
-        places = {"valid": valid, "test": set(held) - valid, "train": set(range(len(documents))) - set(held)}[split]
-        return [whole(document) for k, document in enumerate(documents) if k in places]
+        held = _evenly_spaced(self.valid + self.test, len(documents))
+        valid = {held[k] for k in _evenly_spaced(self.valid, len(held))}
+        chosen = {"valid": valid, "test": set(held) - valid, "train": set(range(len(documents))) - set(held)}[split]
+        return [full_piece(document) for k, document in enumerate(documents) if k in chosen]
 
 
 @dataclass(frozen=True)
 class ByName:
-    """The documents of a user, each in the split it is named for.
+    """A user's documents, each in the split it is named after.
 
-    Those that are named for none are train, unless some are named train: then they are in no split. Where only valid
-    is missing it is the last `valid_percent` of train's bytes. Where valid and test are both missing, train is split as
-    documents without names are: by document, or by bytes where there are fewer than three.
+    Documents without such a name are train, or unused if others are named train. If only valid is missing, it is the
+    last `valid_percent` of the bytes of train. If valid and test are both missing, train is divided by document, or by
+    bytes if it has fewer than three documents.
     """
 
     valid_percent: int = 5
@@ -132,46 +137,46 @@ class ByName:
             named[document.split].append(document)
         train = named["train"] or named[None]
         if not named["valid"] and not named["test"]:
-            return (ByShare() if len(train) < 3 else ByDocument()).pieces(train, split, unit)
+            return (ByPercent() if len(train) < 3 else ByDocument()).pieces(train, split, unit)
         if split == "test" or named["valid"]:
-            return [whole(document) for document in (train if split == "train" else named[split])]
+            return [full_piece(document) for document in (train if split == "train" else named[split])]
         return _end_as_valid(train, self.valid_percent, unit)[split]
 
 
-SplitRule = ByShare | ByTail | ByFile | ByDocument | ByCount | ByName
+SplitRule = ByPercent | ByTail | ByFile | ByDocument | ByCount | ByName
 
 
 def named_split(name: str) -> str | None:
-    """The split a file or folder is named for, by what comes before its first dot: val for VAL.txt.gz, test for test/.
+    """The split a file or folder is named after, by the part before its first dot, or None.
 
-    None for any other name.
+    `VAL.txt.gz` is valid and the folder `test` is test.
     """
-    return _NAMES.get(name.partition(".")[0].lower())
+    return _SPLIT_NAMES.get(name.partition(".")[0].lower())
 
 
 def split_pieces(
     name: str, documents: Sequence[Document], rule: SplitRule, split: str | None, unit: Unit
 ) -> list[Piece]:
-    """What a split consists of, without its empty parts; all documents where no split is asked for."""
+    """The pieces of a split that are not empty; all documents if `split` is None."""
     if split is not None and split not in SPLITS:
         raise UnknownNameError("split", split, SPLITS)
     if not documents:
         raise DataError(f"{name} is empty; a text needs at least one byte")
-    pieces = [whole(d) for d in documents] if split is None else rule.pieces(documents, split, unit)
+    pieces = [full_piece(d) for d in documents] if split is None else rule.pieces(documents, split, unit)
     if split is None and not any(piece.size for piece in pieces):
         raise DataError(f"{name} is empty; a text needs at least one byte")
     if not any(piece.size for piece in pieces):
-        way = "give it more text, or take it whole"
+        fix = "add text, or use it without a split"
         if any(document.split for document in documents):
-            way = f"name a file {split}.txt or a folder {split} in it, or set data.{split}"
-            way = "all of it is held out; add text to train on" if split == "train" else way
-        held = f"{len(documents)} document{'s' * (len(documents) > 1)}, {sum(d.size for d in documents):,} bytes"
-        raise DataError(f"the {split} split of {name} is empty ({held}); {way}")
+            fix = f"name a file {split}.txt or a folder {split} in it, or set data.{split}"
+            fix = "all of it is held out, so add text to train on" if split == "train" else fix
+        total = f"{len(documents)} document{'s' * (len(documents) > 1)}, {sum(d.size for d in documents):,} bytes"
+        raise DataError(f"the {split} split of {name} is empty ({total}); {fix}")
     return [piece for piece in pieces if piece.size]
 
 
 def describe_splits(documents: Sequence[Document], rule: SplitRule, unit: Unit) -> dict[str, tuple[str, ...]]:
-    """The documents of each split by name, with the bytes it has of those that are cut; `unused` are in no split."""
+    """The names of the documents of each split, with the byte range of divided ones; `unused` are in no split."""
     pieces = {split: [piece for piece in rule.pieces(documents, split, unit) if piece.size] for split in SPLITS}
     known = {document.path: document for document in documents}
 
@@ -185,37 +190,37 @@ def describe_splits(documents: Sequence[Document], rule: SplitRule, unit: Unit) 
     return found | {"unused": tuple(d.name for d in documents if d.size and d.path not in used)}
 
 
-def whole(document: Document) -> Piece:
+def full_piece(document: Document) -> Piece:
     return Piece(document.path, 0, document.size)
 
 
-def _spread(count: int, among: int) -> list[int]:
-    """The middles of `count` equal stretches of `among` places; every place where there are not more of them."""
-    count = min(count, among)
-    return [(2 * k + 1) * among // (2 * count) for k in range(count)]
+def _evenly_spaced(count: int, size: int) -> list[int]:
+    """The midpoints of `count` equal intervals of range(size); all of it if there are not more."""
+    count = min(count, size)
+    return [(2 * k + 1) * size // (2 * count) for k in range(count)]
 
 
 def _end_as_valid(documents: Sequence[Document], percent: int, unit: Unit) -> dict[str, list[Piece]]:
-    """Documents end to end, their last bytes valid and the ones before them train."""
+    """The documents concatenated: the last bytes are valid and those before are train."""
     total = sum(document.size for document in documents)
     left = total - total * percent // 100
     found: dict[str, list[Piece]] = {"train": [], "valid": []}
     for document in documents:
-        at = document.size if document.size <= left else _border(document, left, unit)
+        at = document.size if document.size <= left else _next_boundary(document, left, unit)
         left = max(0, left - document.size)
         found["train"].append(Piece(document.path, 0, at))
         found["valid"].append(Piece(document.path, at, document.size))
     return found
 
 
-def _cut(document: Document, first: int, second: int, split: str, unit: Unit) -> list[Piece]:
-    bounds = [0, _border(document, first, unit), _border(document, second, unit), document.size]
+def _divide(document: Document, first: int, second: int, split: str, unit: Unit) -> list[Piece]:
+    bounds = [0, _next_boundary(document, first, unit), _next_boundary(document, second, unit), document.size]
     k = SPLITS.index(split)
     return [Piece(document.path, bounds[k], bounds[k + 1])]
 
 
-def _border(document: Document, at: int, unit: Unit) -> int:
-    """The first place from `at` on where no token of that unit is cut: a byte, a character's or a line's beginning."""
+def _next_boundary(document: Document, at: int, unit: Unit) -> int:
+    """The first position >= `at` that divides no token: any byte, the start of a character, or the start of a line."""
     if unit == "byte":
         return at
     with document.path.open("rb") as file:
@@ -230,7 +235,7 @@ def _border(document: Document, at: int, unit: Unit) -> int:
         return file.tell()
 
 
-def _trimmed(piece: Piece, reach: int = 4096) -> Piece:
+def _trim(piece: Piece, reach: int = 4096) -> Piece:
     with piece.path.open("rb") as file:
         file.seek(piece.start)
         head = file.read(min(reach, piece.size))

@@ -1,8 +1,7 @@
-"""Sources with a known answer: how far back each target's answer lies, and the entropy no model can go below.
+"""Synthetic sources with a known dependency length and a known entropy rate.
 
-The ideal predictors know the source and where in a block a token stands, and see the last `context` tokens only. What
-they lose is what a measure of context should find; what a trained model loses per token cannot fall below
-`entropy_rate`.
+An ideal predictor knows the source and the position in the block, and sees only the last `context` tokens. Its losses
+are the reference for a measure of context length. No model can have a loss per token below `entropy_rate`.
 """
 
 import math
@@ -15,42 +14,42 @@ from numpy.typing import NDArray
 from longspan.errors import ConfigError
 
 Ids = NDArray[np.int64]
-Places = NDArray[np.int64]
+Positions = NDArray[np.int64]
 
 
 class SyntheticSource(ABC):
-    """A stream of tokens, endless and stationary from block to block."""
+    """An infinite stream of tokens made of independent blocks of the same distribution."""
 
     @property
     @abstractmethod
     def vocabulary(self) -> int:
-        """How many ids there are."""
+        """The number of token ids."""
 
     @property
     @abstractmethod
     def entropy_rate(self) -> float:
-        """Nats per token, over all tokens, of a predictor that knows the source and has seen all of the past."""
+        """Nats per token, over all tokens, of a predictor that knows the source and all previous tokens."""
 
     @abstractmethod
     def sample(self, tokens: int, *, seed: int = 0) -> Ids:
-        """The first tokens of a stream; every stream begins with a block."""
+        """The first `tokens` tokens of a stream, which starts with a block."""
 
     @abstractmethod
-    def targets(self, tokens: int) -> Places:
-        """The places, among that many tokens, whose token the past decides (as far as it can)."""
+    def targets(self, tokens: int) -> Positions:
+        """The positions below `tokens` whose token depends on earlier tokens."""
 
     @abstractmethod
-    def ideal_losses(self, ids: Ids, targets: Places, context: int) -> NDArray[np.float64]:
-        """Nats an ideal predictor loses on each target when it sees the `context` tokens before it."""
+    def ideal_losses(self, ids: Ids, targets: Positions, context: int) -> NDArray[np.float64]:
+        """The loss in nats of an ideal predictor on each target, given the `context` tokens before it."""
 
 
 @dataclass(frozen=True)
 class MarkedLag(SyntheticSource):
-    """Blocks of `d` symbols, a mark that names a lag k, and the symbol k places before the mark; k uniform on 1..d.
+    """Blocks of `d` symbols, a marker for a lag k, and the symbol k positions before the marker; k uniform on 1..d.
 
-        x_1 ... x_d  [k]  x_{d+1-k}        symbols are 0..symbols-1, the mark of lag k is symbols + k - 1
+        x_1 ... x_d  [k]  x_{d+1-k}        symbols are 0..symbols-1, the marker of lag k is symbols + k - 1
 
-    No symbol is asked for by two marks, so nothing but the symbol itself tells the answer: it lies k + 1 tokens back.
+    Each block has one marker, so the answer can only be found in the symbol itself, k + 1 tokens back.
     """
 
     d: int
@@ -75,20 +74,20 @@ class MarkedLag(SyntheticSource):
         answer = np.take_along_axis(text, self.d - lag, axis=1)
         return np.concatenate([text, self.symbols + lag - 1, answer], axis=1).reshape(-1)[:tokens]
 
-    def targets(self, tokens: int) -> Places:
+    def targets(self, tokens: int) -> Positions:
         return np.arange(self.d + 1, tokens, self.d + 2)
 
-    def ideal_losses(self, ids: Ids, targets: Places, context: int) -> NDArray[np.float64]:
+    def ideal_losses(self, ids: Ids, targets: Positions, context: int) -> NDArray[np.float64]:
         lag = ids[targets - 1] - self.symbols + 1
         return np.where(lag + 1 <= context, 0.0, math.log(self.symbols))
 
 
 @dataclass(frozen=True)
 class ExactLag(SyntheticSource):
-    """x_t is x_{t-d} with probability 1 - noise, else any symbol; the first d are any symbols.
+    """x_t is x_{t-d} with probability 1 - noise, else a uniform symbol; the first d symbols are uniform.
 
-    Everything a predictor can use lies exactly d tokens back: one more token of context is worth nothing until it is
-    the d-th, and then all there is.
+    All information is exactly d tokens back: a context below d is worth nothing, and one of d or more is worth the
+    same.
     """
 
     d: int
@@ -99,7 +98,7 @@ class ExactLag(SyntheticSource):
         _at_least(1, d=self.d)
         _at_least(2, symbols=self.symbols)
         if not 0 <= self.noise <= 1:
-            raise ConfigError(f"noise={self.noise} must lie between 0 and 1")
+            raise ConfigError(f"noise={self.noise} must be between 0 and 1")
 
     @property
     def vocabulary(self) -> int:
@@ -107,13 +106,13 @@ class ExactLag(SyntheticSource):
 
     @property
     def entropy_rate(self) -> float:
-        """Of the tokens from the d-th on."""
-        same, other = self._chances
+        """Of the tokens from position d on."""
+        same, other = self._probabilities
         return -_xlogx(same) - (self.symbols - 1) * _xlogx(other)
 
     @property
-    def _chances(self) -> tuple[float, float]:
-        """Of the symbol d back, and of each other one."""
+    def _probabilities(self) -> tuple[float, float]:
+        """The probability of the symbol d tokens back, and that of each other symbol."""
         other = self.noise / self.symbols
         return 1 - self.noise + other, other
 
@@ -125,20 +124,20 @@ class ExactLag(SyntheticSource):
             ids[row] = np.where(copied[row], ids[row - 1], ids[row])
         return ids.reshape(-1)[:tokens]
 
-    def targets(self, tokens: int) -> Places:
+    def targets(self, tokens: int) -> Positions:
         return np.arange(self.d, tokens)
 
-    def ideal_losses(self, ids: Ids, targets: Places, context: int) -> NDArray[np.float64]:
+    def ideal_losses(self, ids: Ids, targets: Positions, context: int) -> NDArray[np.float64]:
         if context < self.d:
             return np.full(len(targets), math.log(self.symbols))
-        same, other = self._chances
-        with np.errstate(divide="ignore"):  # noise 0: another symbol never comes
+        same, other = self._probabilities
+        with np.errstate(divide="ignore"):  # with noise 0 another symbol has probability 0
             return -np.log(np.where(ids[targets] == ids[targets - self.d], same, other))
 
 
 @dataclass(frozen=True)
 class Copy(SyntheticSource):
-    """Blocks of `d` symbols, a mark, the same symbols again, a mark: every answer lies d + 1 tokens back."""
+    """Blocks of `d` symbols, a marker, the same symbols again, a marker: each answer is d + 1 tokens back."""
 
     d: int
     symbols: int = 16
@@ -161,24 +160,24 @@ class Copy(SyntheticSource):
         middle, end = np.full((blocks, 1), self.symbols), np.full((blocks, 1), self.symbols + 1)
         return np.concatenate([text, middle, text, end], axis=1).reshape(-1)[:tokens]
 
-    def targets(self, tokens: int) -> Places:
-        place = np.arange(tokens)
-        within = place % (2 * self.d + 2)
-        return place[(within > self.d) & (within < 2 * self.d + 1)]
+    def targets(self, tokens: int) -> Positions:
+        position = np.arange(tokens)
+        within = position % (2 * self.d + 2)
+        return position[(within > self.d) & (within < 2 * self.d + 1)]
 
-    def ideal_losses(self, ids: Ids, targets: Places, context: int) -> NDArray[np.float64]:
-        del ids  # an exact copy: only whether it can be seen matters
+    def ideal_losses(self, ids: Ids, targets: Positions, context: int) -> NDArray[np.float64]:
+        del ids  # the copy is exact, so only the context matters
         return np.full(len(targets), 0.0 if context > self.d else math.log(self.symbols))
 
 
 @dataclass(frozen=True)
 class AssociativeRecall(SyntheticSource):
-    """Blocks of `pairs` keys and values, a mark, one of the keys, its value.
+    """Blocks of `pairs` keys and values, a marker, one of the keys, its value.
 
         k_1 v_1 ... k_n v_n  [?]  k_j  v_j
 
-    Ids: values first, then keys, then the mark. Keys of a block are distinct; a pair's key lies 2(n - j) + 4 tokens
-    before the answer for j = 1..n.
+    Ids: values first, then keys, then the marker. The keys of a block are distinct. The key of pair j = 1..n is
+    2(n - j) + 4 tokens before the answer.
     """
 
     pairs: int
@@ -189,7 +188,7 @@ class AssociativeRecall(SyntheticSource):
         _at_least(1, pairs=self.pairs)
         _at_least(2, values=self.values)
         if self.keys < self.pairs:
-            raise ConfigError(f"keys={self.keys} are too few for pairs={self.pairs}, whose keys are distinct")
+            raise ConfigError(f"keys={self.keys} must be at least pairs={self.pairs}, because keys are distinct")
 
     @property
     def vocabulary(self) -> int:
@@ -208,29 +207,29 @@ class AssociativeRecall(SyntheticSource):
         random, blocks = np.random.default_rng(seed), -(-tokens // self._block)
         keys = random.permuted(np.tile(np.arange(self.keys), (blocks, 1)), axis=1)[:, : self.pairs] + self.values
         values = random.integers(0, self.values, (blocks, self.pairs))
-        asked = random.integers(0, self.pairs, (blocks, 1))
+        query = random.integers(0, self.pairs, (blocks, 1))
         text = np.stack([keys, values], axis=2).reshape(blocks, -1)
-        mark = np.full((blocks, 1), self.values + self.keys)
-        asked_key, answer = (np.take_along_axis(table, asked, axis=1) for table in (keys, values))
-        return np.concatenate([text, mark, asked_key, answer], axis=1).reshape(-1)[:tokens]
+        marker = np.full((blocks, 1), self.values + self.keys)
+        query_key, answer = (np.take_along_axis(table, query, axis=1) for table in (keys, values))
+        return np.concatenate([text, marker, query_key, answer], axis=1).reshape(-1)[:tokens]
 
-    def targets(self, tokens: int) -> Places:
+    def targets(self, tokens: int) -> Positions:
         return np.arange(self._block - 1, tokens, self._block)
 
-    def ideal_losses(self, ids: Ids, targets: Places, context: int) -> NDArray[np.float64]:
+    def ideal_losses(self, ids: Ids, targets: Positions, context: int) -> NDArray[np.float64]:
         uniform = math.log(self.values)
         if context < 1:
             return np.full(len(targets), uniform)
-        # Pairs whose key is seen; the one before them may show its value alone.
+        # `seen` pairs are in the context with their key. Of the pair before them, the value alone may be in it.
         seen = min(self.pairs, max(0, (context - 2) // 2))
         hidden, half = self.pairs - seen, context >= 3 and context % 2 == 1 and seen < self.pairs
-        key_places = targets[:, None] - 2 - 2 * np.arange(1, seen + 1)
-        found = (ids[key_places] == ids[targets - 1][:, None]).any(axis=1)
-        guess = np.full(len(targets), 1 / self.values)
+        key_positions = targets[:, None] - 2 - 2 * np.arange(1, seen + 1)
+        found = (ids[key_positions] == ids[targets - 1][:, None]).any(axis=1)
+        probability = np.full(len(targets), 1 / self.values)
         if half:
             lone_value = ids[targets - 2 * seen - 3]
-            guess = (1 - 1 / hidden) / self.values + (lone_value == ids[targets]) / hidden
-        return np.where(found, 0.0, -np.log(np.where(guess > 0, guess, 1.0)))
+            probability = (1 - 1 / hidden) / self.values + (lone_value == ids[targets]) / hidden
+        return np.where(found, 0.0, -np.log(np.where(probability > 0, probability, 1.0)))
 
 
 SOURCES: dict[str, type[SyntheticSource]] = {

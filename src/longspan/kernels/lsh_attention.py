@@ -1,11 +1,11 @@
-"""Attention among the positions that hash alike (Kitaev et al. 2020), causal, in time and memory linear in L.
+"""Causal attention among positions with the same hash (Kitaev et al. 2020), in time and memory linear in L.
 
     score(i, j) = q_i . q_j / |q_j|                                       one projection for queries and keys
-    P_i^r = earlier positions of i's bucket in round r, the last `chunk`;  P_i = their union over the rounds
+    P_i^r = the last `chunk` earlier positions in the bucket of i in round r;  P_i = their union over the rounds
     o_i = softmax over P_i of score(i, j), times v_j;  i itself only where P_i is empty
 
-Positions are sorted by bucket and the sorted row is cut into chunks: all of P_i^r lies in i's chunk or the one before.
-The letter R is for rounds, N for the columns of a rotation.
+Positions are sorted by bucket and cut into chunks, so all of P_i^r is in the chunk of i or the one before it.
+Axes: R rounds, N columns of a rotation.
 """
 
 import torch
@@ -13,37 +13,37 @@ from torch.nn import functional as F
 
 from longspan.shapes import Float, Int, Tensor
 
-# The paper's finite score of a position for itself: any other position outweighs it.
+# The score of a position for itself, as in the paper: finite, but lower than that of any other position.
 ITSELF = -1e5
 
 
 def hash_buckets(
     vectors: Float[Tensor, "B H L D"], rotations: Float[Tensor, "R D N"], factors: tuple[int, ...]
 ) -> Int[Tensor, "B H R L"]:
-    """h(x) = argmax([x R ; -x R]) (Andoni et al. 2015); several factors are the digits of one number.
+    """h(x) = argmax([x R ; -x R]) (Andoni et al. 2015). With several factors, each gives one digit of the bucket.
 
-    A digit of f values takes f/2 columns, so b buckets cost sqrt(b) columns instead of b: the paper's implementation
-    factors them too.
+    A digit with f values takes f/2 columns, so two digits need about sqrt(b) columns for b buckets. The authors' code
+    does the same.
     """
     B, H, L, _ = vectors.shape
     bucket = torch.zeros(B, H, rotations.shape[0], L, dtype=torch.int64, device=vectors.device)
     if factors:
-        turned = torch.einsum("bhld,rdn->bhrln", vectors, rotations.to(vectors.dtype))
-        for factor, part in zip(factors, turned.split([f // 2 for f in factors], dim=-1), strict=True):
+        rotated = torch.einsum("bhld,rdn->bhrln", vectors, rotations.to(vectors.dtype))
+        for factor, part in zip(factors, rotated.split([f // 2 for f in factors], dim=-1), strict=True):
             bucket = bucket * factor + torch.cat([part, -part], dim=-1).argmax(-1)
     return bucket
 
 
 def sort_by_bucket(bucket: Int[Tensor, "B H R L"], chunk: int) -> tuple[Int[Tensor, "B H R L"], Int[Tensor, "B H R L"]]:
-    """Positions ordered by bucket, then by place; and a code for each position (not sorted).
+    """Positions sorted by bucket and then by position, and a code for each position (in the original order).
 
-    Codes differ by the difference in rank where two positions share a bucket, and by more than `chunk` where not: so
-    0 < code_i - code_j <= chunk says that j is in P_i^r.
+    Codes of positions in the same bucket differ by the difference in rank, those of different buckets by more than
+    `chunk`. So j is in P_i^r if and only if 0 < code_i - code_j <= chunk.
     """
     ordered, order = bucket.sort(dim=-1, stable=True)
     L = bucket.shape[-1]
-    begins = F.pad(ordered[..., 1:] != ordered[..., :-1], (1, 0))
-    code = torch.arange(L, device=bucket.device) + chunk * begins.cumsum(-1)
+    bucket_starts = F.pad(ordered[..., 1:] != ordered[..., :-1], (1, 0))
+    code = torch.arange(L, device=bucket.device) + chunk * bucket_starts.cumsum(-1)
     code = code.to(torch.int32 if L * (chunk + 1) < 2**30 else torch.int64)
     return order, torch.empty_like(code).scatter_(-1, order, code)
 
@@ -56,12 +56,12 @@ def lsh_attention(
     chunk: int,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B H L D"]:
-    """Each round attends by itself; a key met in n rounds counts 1/n in each, so the rounds add up to the union.
+    """Every round is computed separately. A key found in n rounds counts 1/n in each, so the sum is over the union.
 
-    Documents are told apart by the caller, who gives them different buckets.
+    The caller separates documents by giving them different buckets.
 
-    As published, which chunk a position falls into depends on how many later positions share its bucket. Here a query
-    sees the last `chunk` of its bucket wherever the cuts fall, so that nothing depends on the future.
+    Deviation: in the paper, the chunk of a position depends on how many later positions share its bucket. Here a query
+    always sees the last `chunk` positions of its bucket, so nothing depends on the future.
     """
     chunk = min(chunk, query.shape[2])
     order, code = sort_by_bucket(bucket, chunk)
@@ -70,24 +70,24 @@ def lsh_attention(
     scores = _wide(_chunks(query, order, chunk) @ keys.transpose(-1, -2))
     scores = scores + _bias(order, code, chunk, scores.dtype)
 
-    # One exponential for all rounds: each is taken relative to the largest score a query has in any of them.
-    back = order.argsort(dim=-1)
-    largest = _pick(scores.detach().amax(-1, keepdim=True).flatten(3, 4), back).amax(dim=2)
+    # All rounds use the same offset, the largest score of the query in any round, so that their sums can be added.
+    original = order.argsort(dim=-1)
+    largest = _pick(scores.detach().amax(-1, keepdim=True).flatten(3, 4), original).amax(dim=2)
     weights = (scores - _chunks(largest, order, chunk)).exp()
     total = weights.sum(-1, keepdim=True)
-    read = F.dropout(weights, dropout, training=dropout > 0).to(value.dtype) @ values
-    read, total = (_pick(t.flatten(3, 4), back).sum(dim=2) for t in (read, total))
-    return read / total.to(read.dtype)
+    output = F.dropout(weights, dropout, training=dropout > 0).to(value.dtype) @ values
+    output, total = (_pick(t.flatten(3, 4), original).sum(dim=2) for t in (output, total))
+    return output / total.to(output.dtype)
 
 
 @torch.no_grad()
 def _bias(order: Int[Tensor, "B H R L"], code: Int[Tensor, "B H R L"], chunk: int, dtype: torch.dtype) -> Tensor:
-    """What is added to scores [B, H, R, chunks, chunk, keys]: -log of the rounds that find a key, ITSELF or -inf."""
-    far = torch.iinfo(code.dtype).max // 2  # the code of what fills up a chunk: behind every position
+    """Added to scores [B, H, R, chunks, chunk, keys]: -log(n) for a key found in n rounds, ITSELF, or -inf."""
+    far = torch.iinfo(code.dtype).max // 2  # the code of padding: after every position
     mine = _chunks(code.transpose(2, 3), order, chunk, far)  # codes of all rounds, in each round's order
     theirs = _with_chunk_before(mine, far)
     gap = _own_round(mine)[..., :, None] - _own_round(theirs)[..., None, :]
-    found = torch.zeros(gap.shape, dtype=torch.int8, device=gap.device)  # in so many rounds
+    found = torch.zeros(gap.shape, dtype=torch.int8, device=gap.device)  # the number of rounds
     for r in range(mine.shape[-1]):
         other = mine[..., :, None, r] - theirs[..., None, :, r]
         found += (other >= 0).logical_and_(other <= chunk).view(torch.int8)
@@ -101,14 +101,15 @@ def _pick(x: Tensor, index: Int[Tensor, "B H R L"]) -> Tensor:
 
 
 def _chunks(x: Tensor, order: Int[Tensor, "B H R L"], chunk: int, fill: int = 0) -> Tensor:
-    """x [B, H, L, D] in each round's order, cut up: [B, H, R, chunks, chunk, D]; the last chunk is filled up."""
+    """x [B, H, L, D] in the order of each round, in chunks: [B, H, R, chunks, chunk, D]; the last one is padded."""
     B, H, R, L = order.shape
     rows = _pick(x[:, :, None].expand(B, H, R, L, x.shape[-1]), order)
     return F.pad(rows, (0, 0, 0, -L % chunk), value=fill).unflatten(3, (-1, chunk))
 
 
 def _with_chunk_before(x: Tensor, fill: int = 0) -> Tensor:
-    """[..., chunks, chunk, D] to [..., chunks, 2 chunk, D]; before the first there is nothing; one alone stays."""
+    """[..., chunks, chunk, D] to [..., chunks, 2 chunk, D]; the first chunk gets padding, a single one stays as it
+    is."""
     if x.shape[-3] == 1:
         return x
     before = F.pad(x, (0, 0, 0, 0, 1, 0), value=fill)[..., :-1, :, :]
@@ -116,7 +117,7 @@ def _with_chunk_before(x: Tensor, fill: int = 0) -> Tensor:
 
 
 def _own_round(codes: Tensor) -> Tensor:
-    """Of codes [B, H, R, chunks, n, R] those of the round that ordered them: [B, H, R, chunks, n]."""
+    """From codes [B, H, R, chunks, n, R], those of the round that sorted them: [B, H, R, chunks, n]."""
     return codes.diagonal(dim1=2, dim2=-1).movedim(-1, 2)
 
 

@@ -1,4 +1,4 @@
-"""c_t = a_t c_{t-1} + b_t, element by element: the definition, and a scan whose depth grows with the logarithm of T."""
+"""c_t = a_t c_{t-1} + b_t for every unit: the definition, and a scan of depth log T."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from longspan.shapes import Float, Tensor
 def stepped_recurrence(
     a: Float[Tensor, "B T D"], b: Float[Tensor, "B T D"], c: Float[Tensor, "B D"]
 ) -> Float[Tensor, "B T D"]:
-    """The definition: one step after another."""
+    """The definition: one step per token."""
     steps = []
     for a_t, b_t in zip(a.unbind(1), b.unbind(1), strict=True):
         c = a_t * c + b_t
@@ -19,17 +19,17 @@ def stepped_recurrence(
 
 
 def recurrence(a: Float[Tensor, "B T D"], b: Float[Tensor, "B T D"], c: Float[Tensor, "B D"]) -> Float[Tensor, "B T D"]:
-    """The same by a scan: about 2 log T calls on the whole segment, and as many multiplications as two loops have.
+    """The same as a scan: about 2 log T operations on the complete segment, with twice the multiplications of the loop.
 
-    Only products and sums of the given numbers are made, never a quotient of cumulative products: with a in [0, 1]
-    nothing overflows, and an a of 0 (a document begins) is as good as any.
+    It uses products and sums only and never divides by cumulative products. So nothing overflows for a in [0, 1], and
+    a = 0 (a document start) is allowed.
     """
     return _Recurrence.apply(a, b, c)
 
 
 class _Recurrence(torch.autograd.Function):
-    """The gradient is the same recurrence backwards in time: g_t = dc_t + a_{t+1} g_{t+1}; da_t = g_t c_{t-1},
-    db_t = g_t. So only a and c are kept, none of the scan's own levels."""
+    """The gradient is the same recurrence backwards in time: g_t = dc_t + a_{t+1} g_{t+1}, da_t = g_t c_{t-1},
+    db_t = g_t. So only a and c are saved, not the levels of the scan."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
@@ -49,11 +49,11 @@ class _Recurrence(torch.autograd.Function):
 
 
 def _scan(a: Tensor, b: Tensor) -> Tensor:
-    """The recurrence from zero (Blelloch 1990): steps 2k and 2k+1 make one step of a problem half as long,
+    """The recurrence from zero (Blelloch 1990). Steps 2k and 2k+1 are one step of a recurrence of half the length,
 
         c_{2k+1} = (a_{2k+1} a_{2k}) c_{2k-1} + (a_{2k+1} b_{2k} + b_{2k+1}),
 
-    whose answer gives the even places in one go.
+    and its result gives all even steps in one operation.
     """
     T = b.shape[1]
     if T == 1:

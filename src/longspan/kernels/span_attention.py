@@ -1,4 +1,4 @@
-"""Relative attention through a soft mask of distance (Sukhbaatar et al. 2019)."""
+"""Relative attention with a soft mask on the distance (Sukhbaatar et al. 2019)."""
 
 from longspan.kernels.relative_attention import skewed
 from longspan.shapes import Float, Int, Tensor
@@ -16,11 +16,11 @@ def span_attention(
     first_key: Int[Tensor, "B L"] | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B H L D"]:
-    """a_ij = m(i-j) exp(s_ij) / sum_q m(i-q) exp(s_iq), with the scores s of relative attention; reads sum_j a_ij v_j.
+    """sum_j a_ij v_j with a_ij = m(i-j) exp(s_ij) / sum_q m(i-q) exp(s_iq) and the scores s of relative attention.
 
-    Columns of `log_mask` are log m of the distances C-1, ..., 0, as those of `distance`; beyond C-1 m is 0. To multiply
-    by m before the sum is to add log m to the score, so the mask is one number per head and column of the position
-    scores, and slides with them. C is the window, so a long segment costs what is seen.
+    Columns of `log_mask` are log m of the distances C-1, ..., 0, like those of `distance`; beyond C-1 m is 0. Weights
+    are multiplied by m by adding log m to the scores, so the mask is one number per head and column of the position
+    scores. C is the window, so the cost of a long segment follows from the span.
     """
     return skewed.relative_attention(
         query,

@@ -1,4 +1,4 @@
-"""What a compiler must call as it is."""
+"""Functions that torch.compile must not trace."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -9,9 +9,9 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def untraced(function: Function) -> Function:
-    """The function, hidden from a compiler that traces the caller.
+    """The function, hidden from torch.compile when it traces the caller.
 
-    Asked for at the call: `torch.compiler.disable` as a decorator would load the compiler with the module, and that
-    takes as long as torch itself, for every command.
+    Applied at the call, because `torch.compiler.disable` as a decorator would import the compiler with the module. That
+    takes as long as importing torch, in every command.
     """
     return torch.compiler.disable(function) if torch.compiler.is_compiling() else function

@@ -1,36 +1,41 @@
-"""Adaptive attention span (Sukhbaatar et al. 2019): every head learns how far it looks. docs/adaptive_span.md
+"""Adaptive attention span (Sukhbaatar et al. 2019): every head learns its span. docs/adaptive_span.md
 
     m_z(x) = clamp((R + z - x) / R, 0, 1)                                   z learned per head, at most S
     a_ij = m_z(i - j) exp(s_ij) / sum_q m_z(i - q) exp(s_iq)                s as in Transformer-XL
     training loss = mean loss + penalty * sum over layers of the mean z
 
-A layer remembers and reads only as far as its widest head looks.
+A layer caches and computes only the span of its widest head.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from longspan.contract import LanguageModel, State
-from longspan.layers.model_config import require
-from longspan.layers.relative import RelativeLayer, dropped_sinusoids
-from longspan.layers.span import AdaptiveSpan, SpanAttention
-from longspan.layers.transformer import TransformerConfig, initialise
-from longspan.memory.forms import empty_memory, held, require_memory, with_memory
-from longspan.memory.segments import first_visible, remaining
+from longspan.cache import SegmentMask
+from longspan.contract import State
+from longspan.hints import Hints
+from longspan.nn.memory_transformer import MemoryTransformer
+from longspan.nn.model_config import require
+from longspan.nn.positions import PositionKeys, distance_sinusoid, reusable_tables
+from longspan.nn.span import AdaptiveSpan, SpanAttention
+from longspan.nn.transformer import TransformerConfig, TransformerLayer, initialise
+from longspan.reading import Reading
 from longspan.shapes import Bool, Float, Int, Tensor
 
 BLOCK = 64
-"""In training a memory is cut to whole blocks: spans move with every step, and shapes should not."""
+"""In training a layer caches a multiple of this, because spans change at every step and shapes should not."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveSpanConfig(TransformerConfig):
     span: int = 1024
+    """S, the largest span."""
     ramp: int = 32
+    """R, the width of the soft edge of the mask."""
     span_penalty: float = 5e-7
 
     def __post_init__(self) -> None:
@@ -39,60 +44,60 @@ class AdaptiveSpanConfig(TransformerConfig):
             require(getattr(self, name) >= 1, f"model.{name}={getattr(self, name)} must be at least 1")
         require(self.span_penalty >= 0, f"model.span_penalty={self.span_penalty} must not be negative")
 
-    @property
-    def capacity(self) -> int:
-        """The most positions a row remembers: the farthest distance below the largest span."""
-        return self.span - 1
+    def make_attention(self) -> SpanAttention:
+        span = AdaptiveSpan(self.heads, self.span, self.ramp)
+        drops = (self.dropout, self.attention_dropout)
+        return SpanAttention(self.width, self.heads, self.head_size, *drops, span, qk_norm=self.qk_norm)
 
 
-class AdaptiveSpanLayer(RelativeLayer):
+class AdaptiveSpanLayer(TransformerLayer):
     def __init__(self, config: AdaptiveSpanConfig) -> None:
         super().__init__(config)
-        self.attention = SpanAttention(
-            config.width,
-            config.heads,
-            config.head_size,
-            config.dropout,
-            config.attention_dropout,
-            AdaptiveSpan(config.heads, config.span, config.ramp),
-            qk_norm=config.qk_norm,
-        )
+        self.distances = PositionKeys(config.width, config.heads, config.head_size)
 
 
-class AdaptiveSpanTransformer(LanguageModel):
+class AdaptiveSpanTransformer(MemoryTransformer):
     Config: ClassVar[type] = AdaptiveSpanConfig
+    settings = frozenset({"segment", "temperature"})
 
     def __init__(self, config: AdaptiveSpanConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.embedding = config.make_embedding()
         self.layers = nn.ModuleList(AdaptiveSpanLayer(config) for _ in range(config.layers))
-        self.u = nn.Parameter(torch.empty(config.heads, config.head_size))
-        self.w = nn.Parameter(torch.empty(config.heads, config.head_size))
+        self.u, self.w = (nn.Parameter(torch.empty(config.heads, config.head_size)) for _ in range(2))
         self.final_norm = config.make_final_norm()
         self.head = config.make_head(self.embedding)
-        self.dropout = nn.Dropout(config.dropout)
+        self.input_dropout = self.output_dropout = nn.Dropout(config.dropout)
         initialise(self)
-        for adaptive in self._adaptive():
-            nn.init.zeros_(adaptive.share)
+        for layer in self.layers:
+            nn.init.zeros_(layer.attention.adaptive.share)
 
-    def _adaptive(self) -> list[AdaptiveSpan]:
-        layers: Any = self.layers
-        return [layer.attention.adaptive for layer in layers]
+    @property
+    def hints(self) -> Hints:  # type: ignore[override]
+        return Hints()  # the size of a cache depends on the learned spans, which needs a sync
 
     def spans(self) -> Float[Tensor, "N H"]:
         """z of every layer and head."""
-        return torch.stack([adaptive.spans() for adaptive in self._adaptive()])
+        return torch.stack([layer.attention.adaptive.spans() for layer in self.layers])
 
     @torch.no_grad()
     def distances_seen(self) -> list[int]:
-        """How many distances the widest head of each layer sees, its own position included."""
+        """The number of distances that the widest head of each layer sees, distance 0 included."""
+        if self.u.is_meta:  # an outline has no spans; use the largest
+            return [self.config.span] * self.config.layers
         widest = self.spans().amax(dim=1).tolist()
         return [min(self.config.span, math.ceil(z + self.config.ramp)) for z in widest]
 
-    def _capacities(self, seen: list[int]) -> list[int]:
+    def limits(self, reading: Reading) -> list[int]:  # noqa: ARG002 (the spans decide it)
         block = BLOCK if self.training else 1
-        return [min(-(-(far - 1) // block) * block, self.config.capacity) for far in seen]
+        return [min(-(-(seen - 1) // block) * block, self.config.span - 1) for seen in self.distances_seen()]
+
+    def has_memory(self, reading: Reading | None = None) -> bool:  # noqa: ARG002
+        return self.config.span > 1
+
+    def reach(self, reading: Reading | None = None) -> int:  # noqa: ARG002
+        """One hop per layer, over the span of its widest head."""
+        return sum(seen - 1 for seen in self.distances_seen())
 
     def facts(self) -> dict[str, Any]:
         spans = self.spans().detach()
@@ -101,61 +106,15 @@ class AdaptiveSpanTransformer(LanguageModel):
             "span_max_by_layer": [round(z, 1) for z in spans.amax(dim=1).tolist()],
         }
 
-    @property
-    def reach(self) -> int:
-        """Hops back, one per layer, each as far as its widest head looks."""
-        return sum(far - 1 for far in self.distances_seen())
+    def positions(self, state: State, mask: SegmentMask) -> tuple[Sequence[Any], tuple[Tensor, ...]]:
+        def R(count: int) -> Float[Tensor, "C E"]:
+            return self.input_dropout(distance_sinusoid(count, self.config.width, self.embedding.tables[0]))
 
-    @property
-    def state_size(self) -> int:
-        """Projected keys and values, of each layer as many as its widest head can see."""
-        return 2 * self.config.heads * self.config.head_size * self.reach
-
-    @property
-    def tokens_to_fill(self) -> int:
-        return max(self._capacities(self.distances_seen()))
-
-    @property
-    def has_memory(self) -> bool:
-        return self.config.capacity > 0
-
-    def initial_state(self, batch: int, *, projected: bool | None = None) -> State:
-        """Nothing read yet: hidden states while training, projected keys and values with fixed weights. Layers keep
-        unequally many positions; `length` counts the valid ones of the layer that keeps most."""
-        projected = not self.training if projected is None else projected
-        return empty_memory(self.config, self.embedding.tables[0], batch, projected=projected)
-
-    def state_forms(self) -> list[State]:
-        return [self.initial_state(1, projected=projected) for projected in (True, False)]
-
-    def room(self, state: State) -> int:
-        return held(state, alike=False)
-
-    def hidden_states(
-        self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
-    ) -> tuple[tuple[Tensor, ...], State]:
-        B, T = tokens.shape
-        state = self.initial_state(B) if state is None else state
-        require_memory(state, B, self.config.layers)
-        seen = self.distances_seen()
-        capacities = self._capacities(seen)
-        R = dropped_sinusoids(self, self.dropout)
-        hidden = [self.dropout(self.embedding(tokens))]
-        kept: dict[str, tuple[Tensor, ...]] = dict.fromkeys(state.parts, ())
-        layers: Any = self.layers
-        for n, layer in enumerate(layers):
-            # A span that has shrunk since leaves the far end of its memory unread.
-            memory = {name: _last(part[n], capacities[n]) for name, part in state.parts.items()}
-            remembered = next(iter(memory.values())).shape[-2]
-            first_key = first_visible(state.length.clamp(max=remembered), remembered, T, starts)
-            keys, values, after = with_memory(layer, hidden[-1], memory, capacities[n])
-            kept = {name: (*kept[name], part) for name, part in after.items()}
-            position = (layer.distances(min(seen[n], remembered + T), R), self.u, self.w)
-            hidden.append(layer(hidden[-1], keys, values, position, None, first_key))
-        hidden[-1] = self.dropout(self.final_norm(hidden[-1]))
-        longest = max(part.shape[-2] for part in next(iter(state.parts.values())))
-        first_key = first_visible(state.length, longest, T, starts)
-        return tuple(hidden), State(remaining(first_key, longest, max(capacities)), kept)
+        visible, limits = self.distances_seen(), self.limits(state.reading)
+        cached = [min(cache.positions, limit) for cache, limit in zip(state.caches, limits, strict=True)]
+        counts = [min(far, n + mask.tokens) for far, n in zip(visible, cached, strict=True)]
+        keys, shared = reusable_tables([layer.distances for layer in self.layers], counts, state, R)
+        return [(r, self.u, self.w) for r in keys], shared
 
     def training_loss(
         self,
@@ -165,12 +124,8 @@ class AdaptiveSpanTransformer(LanguageModel):
         progress: float | Tensor = 0.0,
         starts: Bool[Tensor, "B T"] | None = None,
     ) -> tuple[Float[Tensor, ""], State]:
-        """The mean loss; in training also the penalty on spans."""
+        """The mean loss; in training mode plus the penalty on spans."""
         loss, state = super().training_loss(tokens, targets, state, progress, starts)
         if self.training:
             loss = loss + (self.config.span_penalty * self.spans().mean(dim=1).sum()).to(loss.dtype)
         return loss, state
-
-
-def _last(positions: Tensor, count: int) -> Tensor:
-    return positions.narrow(-2, positions.shape[-2] - count, count) if positions.shape[-2] > count else positions

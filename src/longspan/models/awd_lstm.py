@@ -1,11 +1,11 @@
 """AWD-LSTM (Merity et al. 2017): an LSTM with five dropouts and two penalties on its activations. docs/awd_lstm.md
 
-    embedding_dropout   words, wherever they stand              weight_dropout  entries of every layer's U
+    embedding_dropout   words, at all their positions           weight_dropout  entries of U in every layer
     input_dropout       units of the embedding, locked          hidden_dropout  units between layers, locked
     dropout             units of the last layer's output, locked
 
-Locked: one mask per row for all positions of a segment. The penalties join the loss while training, m being the mask
-of the output, h the last layer's output before it, means over rows, positions and units:
+Locked: one mask per row for all positions of a segment. Training adds two penalties to the loss, with the last layer's
+output h, its dropout mask m, and means over rows, positions and units:
 
     ar mean((m h_t)^2)  +  tar mean((h_t - h_{t-1})^2)          the paper's alpha and beta
 """
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from longspan.contract import State
-from longspan.layers.dropout import LockedDropout, WordDropout
-from longspan.layers.lstm import LSTMLayer
-from longspan.layers.penalties import ActivationPenalty
-from longspan.layers.recurrent import RecurrentConfig, RecurrentModel
+from longspan.nn.dropout import LockedDropout, WordDropout
+from longspan.nn.lstm import LSTMLayer
+from longspan.nn.penalties import ActivationPenalty
+from longspan.nn.recurrent import RecurrentConfig, RecurrentModel
 from longspan.shapes import Bool, Float, Int, Tensor
 
 
@@ -36,7 +36,7 @@ class AWDLSTMConfig(RecurrentConfig):
         for name in ("input_dropout", "hidden_dropout", "embedding_dropout", "weight_dropout"):
             self.require_rate(name)
         for name in ("ar", "tar"):
-            self.require_penalty(name)
+            self.require_not_negative(name)
 
 
 class AWDLSTM(RecurrentModel):
@@ -61,6 +61,6 @@ class AWDLSTM(RecurrentModel):
         progress: float | Float[Tensor, ""] = 0.0,  # noqa: ARG002
         starts: Bool[Tensor, "B T"] | None = None,
     ) -> tuple[Float[Tensor, ""], State]:
-        hidden, output, state = self.read(tokens, state, starts)
-        loss = self.head.losses(hidden[-1], targets).mean()
+        hidden, output, state = self.run_layers(tokens, state, starts)
+        loss = self.head.losses(hidden[-1], targets, state.reading.temperature).mean()
         return self.penalty(loss, hidden[-1], output, starts), state

@@ -1,12 +1,12 @@
 """BigBird (Zaheer et al. 2020): random, window and global blocks. docs/bigbird.md
 
-Places lie in blocks of b. Block i sees the blocks
+Positions are in blocks of b. Block i sees the blocks
 
     window    i - floor(w/2), ..., i + floor(w/2)       (causal: i - w + 1, ..., i)
     global    0, ..., g - 1; and the blocks 0, ..., g - 1 see every block
-    random    r of those left, drawn once for each layer and head
+    random    r of the others, drawn once for each layer and head
 
-Where causal, nothing later than the query is seen through any of them.
+If causal, no query sees a later key.
 """
 
 from dataclasses import dataclass
@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from longspan.kernels.block_attention import Chunks, Columns, Graph, Part, Pattern, Rows
-from longspan.layers.patterns import PatternLayer, TwoSidedOption, farthest
-from longspan.layers.places import LearnedPlaces
-from longspan.layers.transformer import TransformerConfig, initialise, require, settle_max_distance
-from longspan.memory.window import Placed
+from longspan.nn.learned_positions import LearnedPositions
+from longspan.nn.patterns import PatternLayer, farthest, head_type
+from longspan.nn.transformer import TransformerConfig, initialise, require, resolve_max_distance
+from longspan.nn.window_transformer import WindowTransformer
+from longspan.reading import Reading
 
-# Drawn when a model is made, each in a step of Python.
 MOST_DRAWS = 2**20
+"""Random blocks are drawn one by one when a model is built."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,22 +43,19 @@ class BigBirdConfig(TransformerConfig):
             require(getattr(self, name) >= least, f"model.{name}={getattr(self, name)} must be at least {least}")
         require(
             self.causal or self.window_blocks % 2 == 1,
-            f"model.window_blocks={self.window_blocks} must be odd to lie evenly about a block; "
+            f"model.window_blocks={self.window_blocks} must be odd, because the window is symmetric; "
             f"use {self.window_blocks + 1}",
         )
-        settle_max_distance(self, True, self.segment - 1)
-        draws = self.layers * self.heads * -(-self.places // self.block) * self.random_blocks
+        resolve_max_distance(self, True, 127)
+        draws = self.layers * self.heads * -(-self.positions // self.block) * self.random_blocks
         require(
             draws <= MOST_DRAWS,
-            f"model.random_blocks={self.random_blocks} for every block, head and layer makes {draws} draws, beyond the "
-            f"largest, {MOST_DRAWS}; use fewer, or a larger model.block",
+            f"model.random_blocks={self.random_blocks} means {draws} random draws over all blocks, heads and layers, "
+            f"and the limit is {MOST_DRAWS}; use fewer, or a larger model.block",
         )
 
-    def rough_parameters(self) -> int:
-        return super().rough_parameters() + self.places * self.width
-
     @property
-    def places(self) -> int:
+    def positions(self) -> int:
         return (self.max_distance or 0) + 1
 
     def pattern(self, layer: int) -> Pattern:
@@ -67,16 +65,17 @@ class BigBirdConfig(TransformerConfig):
             parts.append(Columns(0, self.global_blocks * self.block))
             if not self.causal:
                 parts.append(Rows(self.global_blocks * self.block))
-        count = -(-self.places // self.block)
+        count = -(-self.positions // self.block)
         table = np.stack([self.random(f"{layer}/{head}", count, before, after) for head in range(self.heads)])
         if (table >= 0).any():
             parts.append(Graph(self.block, table))
         return Pattern(tuple(parts), self.causal)
 
     def random(self, seed: str, count: int, before: int, after: int) -> NDArray[np.int64]:
-        """r distinct blocks for each of `count` blocks, among those neither global nor in its window; -1 for none.
+        """r distinct blocks for each of `count` blocks, neither global nor in its window; -1 for none.
 
-        The same for a longer text where causal. Python promises the numbers of `Random.random` for all its versions.
+        If causal, blocks do not depend on the length of the text. `Random.random` is the same in all versions of
+        Python.
         """
         draw, table = Random(seed).random, np.full((count, self.random_blocks), -1)
         for i in range(self.global_blocks if not self.causal else 0, count if self.random_blocks else 0):
@@ -92,21 +91,19 @@ class BigBirdConfig(TransformerConfig):
         return table
 
 
-class BigBird(TwoSidedOption, Placed):
+class BigBird(WindowTransformer):
     Config: ClassVar[type] = BigBirdConfig
 
     def __init__(self, config: BigBirdConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.embedding = config.make_embedding()
-        self.places = LearnedPlaces(config.places, config.width)
+        self.places = LearnedPositions(config.positions, config.width)
         patterns = [config.pattern(n) for n in range(config.layers)]
         self.layers = nn.ModuleList(PatternLayer(config, [pattern] * config.heads) for pattern in patterns)
         self.final_norm = config.make_final_norm()
-        self.head = config.make_head(self.embedding)
+        self.head = config.make_head(self.embedding, kind=head_type(config.causal))
         self.dropout = nn.Dropout(config.dropout)
         initialise(self)
 
-    @property
-    def reach(self) -> int:
-        return farthest(self.layers, min(self.config.segment, self.places.count))
+    def reach(self, reading: Reading | None = None) -> int:
+        return farthest(self.layers, min((reading or self.reading).segment, self.places.count))

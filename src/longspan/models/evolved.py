@@ -5,7 +5,7 @@
     h = h + attend(norm h)                                                     `heads` heads
     h = h + W2 norm(swish(W1 norm h))
 
-Convolutions are separable and look only to the left, in their own document.
+Convolutions are separable, causal, and stay within their document.
 """
 
 from dataclasses import dataclass
@@ -14,14 +14,15 @@ from typing import ClassVar, Literal
 from torch import nn
 from torch.nn import functional as F
 
+from longspan.cache import SegmentMask
 from longspan.contract import State
-from longspan.layers.attention import Attention
-from longspan.layers.convolution import CausalSeparableConvolution
-from longspan.layers.feed_forward import ACTIVATIONS
-from longspan.layers.model_config import require
-from longspan.layers.positions import place_in_document, place_sinusoid
-from longspan.layers.transformer import Residual, TransformerConfig, initialise
-from longspan.memory.window import WithoutMemory
+from longspan.nn.attention import Attention
+from longspan.nn.convolution import CausalSeparableConvolution
+from longspan.nn.feed_forward import ACTIVATIONS
+from longspan.nn.model_config import require
+from longspan.nn.positions import position_in_document, position_sinusoid
+from longspan.nn.transformer import Residual, TransformerConfig, initialise
+from longspan.nn.window_transformer import WindowModel
 from longspan.shapes import Bool, Float, Int, Tensor
 
 
@@ -35,18 +36,14 @@ class EvolvedConfig(TransformerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
-            self.width % 2 == 0, f"model.width={self.width} must be even: one branch of convolutions has half of it"
+            self.width % 2 == 0,
+            f"model.width={self.width} must be even, because one branch of convolutions has half of it",
         )
         require(
             self.head_size % 2 == 0,
             f"a head of width {self.head_size} must be even: the first attention has twice model.heads={self.heads} "
-            "heads of half that width; set model.head_width, or width and heads, accordingly",
+            "heads of half that width; use an even model.head_width",
         )
-
-    def rough_parameters(self) -> int:
-        """A second attention and three convolutions more."""
-        more = self.width * (4 * self.heads * self.head_size) + 9 * self.width**2 // 2
-        return super().rough_parameters() + self.layers * more
 
 
 class EvolvedLayer(nn.Module):
@@ -69,11 +66,11 @@ class EvolvedLayer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.residuals = nn.ModuleList(Residual(config) for _ in range(4))
 
-    def forward(self, h: Float[Tensor, "B T E"], first_key: Int[Tensor, "B T"] | None) -> Float[Tensor, "B T E"]:
+    def forward(self, h: Float[Tensor, "B T E"], mask: SegmentMask) -> Float[Tensor, "B T E"]:
         wide, branches, narrow, dense = self.residuals
-        h = wide(h, _attend(self.wide_attention, wide.inputs(h), first_key))  # type: ignore[operator]
-        h = branches(h, self._convolve(branches.inputs(h), first_key))  # type: ignore[operator]
-        h = narrow(h, _attend(self.attention, narrow.inputs(h), first_key))  # type: ignore[operator]
+        h = wide(h, _attend(self.wide_attention, wide.inputs(h), mask))  # type: ignore[operator]
+        h = branches(h, self._convolve(branches.inputs(h), mask.first_key))  # type: ignore[operator]
+        h = narrow(h, _attend(self.attention, narrow.inputs(h), mask))  # type: ignore[operator]
         return dense(h, self._feed(dense.inputs(h)))  # type: ignore[operator]
 
     def _convolve(self, x: Float[Tensor, "B T E"], first_key: Int[Tensor, "B T"] | None) -> Float[Tensor, "B T E"]:
@@ -86,18 +83,15 @@ class EvolvedLayer(nn.Module):
         return self.dropout(self.down(self.inner_norm(self.dropout(self.activation(self.up(x))))))
 
 
-def _attend(
-    attention: Attention, x: Float[Tensor, "B T E"], first_key: Int[Tensor, "B T"] | None
-) -> Float[Tensor, "B T E"]:
-    return attention.attend(attention.queries(x), *attention.keys_values(x), None, None, first_key)
+def _attend(attention: Attention, x: Float[Tensor, "B T E"], mask: SegmentMask) -> Float[Tensor, "B T E"]:
+    return attention.attend(attention.queries(x), *attention.keys_values(x), mask)
 
 
-class Evolved(WithoutMemory):
+class Evolved(WindowModel):
     Config: ClassVar[type] = EvolvedConfig
 
     def __init__(self, config: EvolvedConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.embedding = config.make_embedding()
         self.layers = nn.ModuleList(EvolvedLayer(config) for _ in range(config.layers))
         self.final_norm = config.make_final_norm()
@@ -111,13 +105,11 @@ class Evolved(WithoutMemory):
     def hidden_states(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
     ) -> tuple[tuple[Tensor, ...], State]:
-        state, first_key = self.begin(tokens, state, starts)
+        state, mask = self.begin(tokens, state, starts)
         h = self.embedding(tokens)
-        h = h + place_sinusoid(place_in_document(first_key, tokens.shape[1], tokens.device), self.config.width).to(
-            h.dtype
-        )
-        hidden = [self.dropout(h)]
+        position = position_in_document(mask.first_key, mask.tokens, tokens.device)
+        hidden = [self.dropout(h + position_sinusoid(position, self.config.width).to(h.dtype))]
         for layer in self.layers:
-            hidden.append(layer(hidden[-1], first_key))
+            hidden.append(layer(hidden[-1], mask))
         hidden[-1] = self.dropout(self.final_norm(hidden[-1]))
         return tuple(hidden), state

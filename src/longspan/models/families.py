@@ -1,7 +1,12 @@
-"""Every family under the contract, by name."""
+"""Model families by name. Those of other packages register under the entry point group `longspan.families`."""
 
+import importlib
 import os
+import sys
+import warnings
 from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import entry_points
 from typing import Any
 
 import torch
@@ -9,66 +14,94 @@ import torch
 from longspan import config
 from longspan.contract import LanguageModel
 from longspan.errors import ConfigError, UnknownNameError
-from longspan.models.adaptive_span import AdaptiveSpanTransformer
-from longspan.models.awd_lstm import AWDLSTM
-from longspan.models.bigbird import BigBird
-from longspan.models.compressive import Compressive
-from longspan.models.evolved import Evolved
-from longspan.models.longformer import Longformer
-from longspan.models.lstm import LSTM
-from longspan.models.qrnn import QRNN
-from longspan.models.reformer import Reformer
-from longspan.models.rotary import Rotary
-from longspan.models.sparse import Sparse
-from longspan.models.transformer_xl import TransformerXL
-from longspan.models.universal import Universal
-from longspan.models.vanilla import Vanilla
+from longspan.reading import Reading
 
-FAMILIES: dict[str, type[LanguageModel]] = {
-    "reformer": Reformer,
-    "transformer-xl": TransformerXL,
-    "vanilla": Vanilla,
-    "rotary": Rotary,
-    "lstm": LSTM,
-    "awd-lstm": AWDLSTM,
-    "qrnn": QRNN,
-    "compressive": Compressive,
-    "adaptive-span": AdaptiveSpanTransformer,
-    "universal": Universal,
-    "evolved": Evolved,
-    "sparse": Sparse,
-    "longformer": Longformer,
-    "bigbird": BigBird,
+GROUP = "longspan.families"
+BUILT_IN = {
+    "transformer-xl": "longspan.models.transformer_xl:TransformerXL",
+    "longspan-xl": "longspan.models.longspan_xl:LongspanXL",
+    "vanilla": "longspan.models.vanilla:Vanilla",
+    "rotary": "longspan.models.rotary:Rotary",
+    "compressive": "longspan.models.compressive:Compressive",
+    "adaptive-span": "longspan.models.adaptive_span:AdaptiveSpanTransformer",
+    "longformer": "longspan.models.longformer:Longformer",
+    "sparse": "longspan.models.sparse:Sparse",
+    "bigbird": "longspan.models.bigbird:BigBird",
+    "reformer": "longspan.models.reformer:Reformer",
+    "universal": "longspan.models.universal:Universal",
+    "evolved": "longspan.models.evolved:Evolved",
+    "lstm": "longspan.models.lstm:LSTM",
+    "awd-lstm": "longspan.models.awd_lstm:AWDLSTM",
+    "qrnn": "longspan.models.qrnn:QRNN",
 }
 
 
+@cache
+def known_families() -> dict[str, str]:
+    """Every family as `module:class`, built in or registered; a built-in name cannot be replaced."""
+    registered: dict[str, str] = {}
+    for entry in entry_points(group=GROUP):
+        if registered.get(entry.name, entry.value) != entry.value or entry.name in BUILT_IN:
+            warnings.warn(f"the family {entry.name!r} ({entry.value}) is ignored: its name is taken", stacklevel=2)
+        else:
+            registered[entry.name] = entry.value
+    return registered | BUILT_IN
+
+
 def family(name: str) -> type[LanguageModel]:
-    if name not in FAMILIES:
-        raise UnknownNameError("family", name, FAMILIES)
-    return FAMILIES[name]
+    known = known_families()
+    if name not in known:
+        raise UnknownNameError("family", name, known)
+    module, _, attribute = known[name].partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"the family {name!r} is registered as {known[name]} but cannot be imported: {error}"
+        ) from None
+    return found
 
 
 def name_of(model: LanguageModel) -> str:
-    return next(name for name, cls in FAMILIES.items() if type(model) is cls)
+    """The name that a model's class is registered under. Only families whose module is loaded are compared, so that no
+    other one is imported."""
+    cls = type(model)
+    for name, value in known_families().items():
+        module, _, attribute = value.partition(":")
+        if getattr(sys.modules.get(module), attribute, None) is cls:
+            return name
+    raise ConfigError(f"{cls.__qualname__} of {cls.__module__} is not a registered family; see CONTRIBUTING.md")
 
 
-def build(name: str, values: Mapping[str, Any]) -> LanguageModel:
-    """A model of that family with fresh weights; `values` are the keys of its config."""
-    return create(name, config.build(family(name).Config, values, "model"))
+def build(name: str, values: Mapping[str, Any], reading: Reading | None = None) -> LanguageModel:
+    """A model of that family with new weights; `values` are the keys of its config."""
+    return create(name, config.build(family(name).Config, values, "model"), reading)
 
 
-def create(name: str, made: Any) -> LanguageModel:
-    """The model of a config that was checked already, if this machine can hold it."""
-    size, room = 4 * made.rough_parameters(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if size > room and torch.get_default_device().type != "meta":
-        raise ConfigError(
-            f"a model of this shape needs {size / 2**30:,.0f} GiB and this machine has {room / 2**30:,.0f}; "
-            "make it smaller"
-        )
-    return family(name)(made)
+def create(name: str, made: Any, reading: Reading | None = None) -> LanguageModel:
+    """The model of a valid config, if it fits into the memory of this machine."""
+    if torch.get_default_device().type != "meta":
+        size = 4 * outline(name, made).parameter_count
+        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if size > available:
+            raise ConfigError(
+                f"a model of this shape needs {size / 2**30:,.0f} GiB and this machine has {available / 2**30:,.0f}; "
+                "make it smaller"
+            )
+    model = family(name)(made)
+    if reading is not None:
+        model.check_reading(reading)
+        model.reading = reading
+    return model
 
 
-def outline(name: str, made: Any) -> LanguageModel:
-    """The model of a config without its memory: what can be counted and asked, but not run."""
+def outline(name: str, made: Any, reading: Reading | None = None) -> LanguageModel:
+    """The model without weights, on the meta device: for counts and sizes."""
     with torch.device("meta"):
-        return create(name, made)
+        return create(name, made, reading)
+
+
+def state_bytes(model: LanguageModel, reading: Reading | None = None) -> int:
+    """Size of a full state of one row for decoding. The state of an `outline` is not allocated."""
+    state = model.initial_state(1, reading, filled=True, trainable=False)
+    return sum(tensor.numel() * tensor.element_size() for tensor in state.tensors().values())

@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from longspan.layers.lstm import LSTMLayer
-from longspan.layers.recurrent import RecurrentConfig, RecurrentModel
+from longspan.nn.lstm import LSTMLayer
+from longspan.nn.recurrent import RecurrentConfig, RecurrentModel
 
 
 @dataclass(frozen=True, kw_only=True)
 class LSTMConfig(RecurrentConfig):
-    """`dropout` is of what goes up: into, between and out of the layers, never along time."""
+    """`dropout` acts on the inputs and outputs of layers, never along time."""
 
 
 class LSTM(RecurrentModel):
-    """A stack of LSTM layers; a row's state is h and c of each."""
+    """A stack of LSTM layers; the state of a row is h and c of each."""
 
     Config: ClassVar[type] = LSTMConfig
 

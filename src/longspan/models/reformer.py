@@ -1,4 +1,4 @@
-"""Reformer (Kitaev et al. 2020): attention among positions that hash alike, reversible layers. docs/reformer.md
+"""Reformer (Kitaev et al. 2020): attention among positions with the same hash, reversible layers. docs/reformer.md
 
 y1 = x1 + Attention(norm(x2))       y2 = x2 + FeedForward(norm(y1))       x1 = x2 = embedding
 h = (y1 + y2) / 2
@@ -10,28 +10,29 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from longspan.contract import State, require_segment
+from longspan.contract import State
 from longspan.kernels.lsh_attention import hash_buckets, lsh_attention
 from longspan.kernels.untraced import untraced
-from longspan.layers.attention import merge_heads, split_heads
-from longspan.layers.model_config import require
-from longspan.layers.positions import place_in_document, place_sinusoid
-from longspan.layers.reversible import ReversibleLayer, Streams, read_reversibly
-from longspan.layers.transformer import TransformerConfig, initialise
-from longspan.memory.window import WithoutMemory
+from longspan.nn.attention import merge_heads, split_heads
+from longspan.nn.model_config import require
+from longspan.nn.positions import position_in_document, position_sinusoid
+from longspan.nn.reversible import ReversibleLayer, Streams, run_reversible
+from longspan.nn.transformer import TransformerConfig, initialise
+from longspan.nn.window_transformer import WindowModel
+from longspan.segments import check_segment
 from longspan.shapes import Bool, Float, Int, Tensor
 
 Context = tuple[Float[Tensor, "R D N"], Int[Tensor, "B T"] | None]
-"""The rotations of a layer's hashing, and each token's document, told by its first token."""
+"""The rotations for the hashes of a layer, and the first position of each token's document."""
 
-# Up to here one argmax finds the bucket, beyond it two do.
+# Up to this many buckets one argmax is used, beyond it two.
 MOST_AT_ONCE = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReformerConfig(TransformerConfig):
-    """In each of `rounds` a query sees the last `chunk` keys of its bucket. The norm must stand before a half layer:
-    one behind it could not be undone."""
+    """In each of `rounds`, a query sees the last `chunk` keys of its bucket. `buckets` is a power of two; the
+    feed-forward layer is computed in `pieces`. Only pre-norm: post-norm layers are not reversible."""
 
     norm: Literal["pre"] = "pre"
     final_norm: bool = True
@@ -46,46 +47,43 @@ class ReformerConfig(TransformerConfig):
             require(getattr(self, name) >= 1, f"model.{name}={getattr(self, name)} must be at least 1")
         require(
             not self.qk_norm,
-            "model.qk_norm is not for a reformer, whose keys are its queries and already brought to length 1; "
-            "leave it false",
+            "model.qk_norm=true does not apply to a reformer, which normalises its keys already; use false",
         )
-        # The paper's chunks are twice as long as the mean bucket. Settled here, since another segment at evaluation
-        # must not change how a model hashes.
-        buckets = (
-            2 ** (max(2 * self.segment // self.chunk, 2) - 1).bit_length() if self.buckets is None else self.buckets
-        )
+        # As in the paper, chunks are twice as long as the mean bucket: 2 * segment / chunk buckets, here for 128
+        # tokens.
+        buckets = 2 ** (max(2 * 128 // self.chunk, 2) - 1).bit_length() if self.buckets is None else self.buckets
         require(
             1 <= buckets <= 2**20 and buckets & (buckets - 1) == 0,
-            f"model.buckets={buckets} is no power of two between 1 and {2**20}; "
-            f"try {2 ** min(max(buckets, 1).bit_length() - 1, 20)}",
+            f"model.buckets={buckets} is not a power of two between 1 and {2**20}; "
+            f"use {2 ** min(max(buckets, 1).bit_length() - 1, 20)}",
         )
         object.__setattr__(self, "buckets", buckets)
 
     @property
     def factors(self) -> tuple[int, ...]:
-        """The buckets as digits: 128 is (8, 16)."""
+        """The number of buckets as factors: 128 is (8, 16)."""
         bits = (self.buckets or 1).bit_length() - 1
         if bits == 0:
             return ()
         return (2**bits,) if 2**bits <= MOST_AT_ONCE else (2 ** (bits // 2), 2 ** (bits - bits // 2))
 
     def rotations(self, generator: torch.Generator | None = None) -> Float[Tensor, "R D N"]:
-        """Random rotations of one layer, on the CPU; more rounds begin with the same ones."""
+        """Random rotations of one layer, on the CPU. With more rounds, the first ones stay the same."""
         columns = sum(self.factors) // 2
         return torch.randn(self.rounds, self.head_size, columns, generator=generator, device="cpu")
 
 
 class HashedAttention(nn.Module):
-    """drop(Wo attend(norm(x))): queries are keys, so one projection serves both."""
+    """drop(Wo attend(norm(x))). Queries and keys share one projection."""
 
     def __init__(self, config: ReformerConfig) -> None:
         super().__init__()
         self.config = config
-        inside = config.heads * config.head_size
+        size = config.heads * config.head_size
         self.norm = config.make_norm()
-        self.query = nn.Linear(config.width, inside, bias=False)
-        self.value = nn.Linear(config.width, inside, bias=False)
-        self.output = nn.Linear(inside, config.width, bias=False)
+        self.query = nn.Linear(config.width, size, bias=False)
+        self.value = nn.Linear(config.width, size, bias=False)
+        self.output = nn.Linear(size, config.width, bias=False)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
@@ -100,17 +98,16 @@ class HashedAttention(nn.Module):
         if document is not None:
             bucket = bucket + (c.buckets or 1) * document[:, None, None]
         dropout = c.attention_dropout if self.training else 0.0
-        read = lsh_attention(query, value, bucket, chunk=c.chunk, dropout=dropout)
-        return self.dropout(self.output(merge_heads(read))), plan
+        output = lsh_attention(query, value, bucket, chunk=c.chunk, dropout=dropout)
+        return self.dropout(self.output(merge_heads(output))), plan
 
 
-class Reformer(WithoutMemory):
+class Reformer(WindowModel):
     Config: ClassVar[type] = ReformerConfig
     rotations: Float[Tensor, "Y R D N"]
 
     def __init__(self, config: ReformerConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.embedding = config.make_embedding()
         self.layers = nn.ModuleList(
             ReversibleLayer(
@@ -124,15 +121,15 @@ class Reformer(WithoutMemory):
         self.head = config.make_head(self.embedding)
         self.dropout = nn.Dropout(config.dropout)
         initialise(self)
-        # Training draws others at every call, as the paper does; these are for everything else, and saved with the
-        # weights.
+        # Training draws new rotations in every call, as in the paper. These are for evaluation and decoding, and saved
+        # with the weights.
         fixed = [config.rotations(torch.Generator().manual_seed(n)) for n in range(config.layers)]
         self.register_buffer("rotations", torch.stack(fixed))
 
     def hidden_states(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
     ) -> tuple[tuple[Tensor, ...], State]:
-        """Keeps every layer's output, and what they need for a backward pass: `losses` does not."""
+        """Stores the activations of every layer; `losses` does not."""
         h, contexts, state = self._begin(tokens, state, starts)
         hidden, streams = [h], (h, h)
         for layer, context in zip(self.layers, contexts, strict=True):
@@ -144,34 +141,36 @@ class Reformer(WithoutMemory):
     def losses(
         self,
         tokens: Int[Tensor, "B T"],
-        targets: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B S"],
         state: State | None = None,
         starts: Bool[Tensor, "B T"] | None = None,
-    ) -> tuple[Float[Tensor, "B T"], State]:
-        require_segment(tokens, targets=targets, starts=starts)
-        # Recomputing with restored random states is beyond what can be traced.
-        h, state = untraced(self._read)(tokens, state, starts)
-        return self.head.losses(self.dropout(self.final_norm(h)), targets), state
+        *,
+        last: int | None = None,
+    ) -> tuple[Float[Tensor, "B S"], State]:
+        check_segment(tokens, last, targets=targets, starts=starts)
+        # torch.compile cannot trace recomputation with restored random states.
+        h, state = untraced(self._run_layers)(tokens, state, starts)
+        h = self.dropout(self.final_norm(h))[:, -targets.shape[1] :]
+        return self.head.losses(h, targets, state.reading.temperature), state
 
-    def _read(
+    def _run_layers(
         self, tokens: Int[Tensor, "B T"], state: State | None, starts: Bool[Tensor, "B T"] | None
     ) -> tuple[Float[Tensor, "B T E"], State]:
         h, contexts, state = self._begin(tokens, state, starts)
         layers: list[Any] = list(self.layers)
-        return _mean(read_reversibly(layers, h, h, contexts)), state
+        return _mean(run_reversible(layers, h, h, contexts)), state
 
     def _begin(
         self, tokens: Int[Tensor, "B T"], state: State | None, starts: Bool[Tensor, "B T"] | None
     ) -> tuple[Float[Tensor, "B T E"], list[Context], State]:
-        state, first_key = self.begin(tokens, state, starts)
+        state, mask = self.begin(tokens, state, starts)
         h = self.embedding(tokens)
-        h = h + place_sinusoid(place_in_document(first_key, tokens.shape[1], tokens.device), self.config.width).to(
-            h.dtype
-        )
+        position = position_in_document(mask.first_key, mask.tokens, tokens.device)
+        h = h + position_sinusoid(position, self.config.width).to(h.dtype)
         rotations = self.rotations
         if self.training:
             rotations = torch.stack([self.config.rotations() for _ in self.layers]).to(h.device, non_blocking=True)
-        return self.dropout(h), [(layer, first_key) for layer in rotations], state
+        return self.dropout(h), [(layer, mask.first_key) for layer in rotations], state
 
 
 def _mean(streams: Streams) -> Float[Tensor, "B T E"]:
@@ -179,7 +178,7 @@ def _mean(streams: Streams) -> Float[Tensor, "B T E"]:
 
 
 def smallest_type(buckets: int) -> torch.dtype:
-    """Buckets are kept for the backward pass, one number per head, round and position."""
+    """The smallest dtype for buckets, which are stored for the backward pass."""
     if buckets <= 2**7:
         return torch.int8
     return torch.int16 if buckets <= 2**15 else torch.int32

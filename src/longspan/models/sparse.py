@@ -1,6 +1,6 @@
 """The Sparse Transformer (Child et al. 2019): attention factorised into two steps of about sqrt(L) keys. docs/sparse.md
 
-With stride l and c summary positions, query i sees the keys j <= i of
+With stride l and c summary positions, query i sees the keys j <= i in
 
     strided   A1 = {i - l, ..., i}                       A2 = {j : (i - j) mod l = 0}
     fixed     A1 = {j : floor(j / l) = floor(i / l)}     A2 = {j : j mod l in {l - c, ..., l - 1}}
@@ -12,15 +12,16 @@ from typing import ClassVar, Literal
 from torch import nn
 
 from longspan.kernels.block_attention import Chunks, Columns, Part, Pattern, Window
-from longspan.layers.patterns import PatternLayer, farthest
-from longspan.layers.places import LearnedPlaces
-from longspan.layers.transformer import TransformerConfig, initialise, require, settle_max_distance
-from longspan.memory.window import Placed
+from longspan.nn.learned_positions import LearnedPositions
+from longspan.nn.patterns import PatternLayer, farthest
+from longspan.nn.transformer import TransformerConfig, initialise, require, resolve_max_distance
+from longspan.nn.window_transformer import WindowTransformer
+from longspan.reading import Reading
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparseConfig(TransformerConfig):
-    """`factorised`: half of the heads see A1 and the others A2, or layers take turns, or every head sees the union."""
+    """`factorised`: half of the heads use A1 and half A2, or layers alternate, or every head uses the union."""
 
     pattern: Literal["strided", "fixed"] = "strided"
     factorised: Literal["heads", "layers", "merged"] = "heads"
@@ -30,23 +31,21 @@ class SparseConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.stride >= 1, f"model.stride={self.stride} must be at least 1; sqrt(model.segment) is cheapest")
+        require(
+            self.stride >= 1,
+            f"model.stride={self.stride} must be at least 1; the square root of the segment costs least",
+        )
         require(
             1 <= self.summary <= self.stride,
-            f"model.summary={self.summary} positions must fit a stride of {self.stride}; "
+            f"model.summary={self.summary} must be at most model.stride={self.stride} and at least 1; "
             f"use 1 to {self.stride}, or a longer stride",
         )
         for name in ("heads", "layers"):
             require(
                 self.factorised != name or getattr(self, name) >= 2,
-                f"model.factorised='{name}' divides two patterns among {name}, and there is 1; "
-                f"use model.{name}=2 or model.factorised='merged'",
+                f"model.factorised='{name}' needs at least 2 {name}; use model.{name}=2 or model.factorised='merged'",
             )
-        settle_max_distance(self, True, self.segment - 1)
-
-    def rough_parameters(self) -> int:
-        places = (self.max_distance or 0) + 1
-        return super().rough_parameters() + (places // self.stride + min(self.stride, places)) * self.width
+        resolve_max_distance(self, True, 127)
 
     def patterns(self) -> list[list[Pattern]]:
         """The pattern of every head of every layer."""
@@ -72,20 +71,18 @@ class SparseConfig(TransformerConfig):
         return Columns(self.stride - self.summary, self.stride, self.stride)
 
 
-class Sparse(Placed):
+class Sparse(WindowTransformer):
     Config: ClassVar[type] = SparseConfig
 
     def __init__(self, config: SparseConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.embedding = config.make_embedding()
-        self.places = LearnedPlaces((config.max_distance or 0) + 1, config.width, config.stride)
+        self.places = LearnedPositions((config.max_distance or 0) + 1, config.width, config.stride)
         self.layers = nn.ModuleList(PatternLayer(config, heads) for heads in config.patterns())
         self.final_norm = config.make_final_norm()
         self.head = config.make_head(self.embedding)
         self.dropout = nn.Dropout(config.dropout)
         initialise(self)
 
-    @property
-    def reach(self) -> int:
-        return farthest(self.layers, min(self.config.segment, self.places.count))
+    def reach(self, reading: Reading | None = None) -> int:
+        return farthest(self.layers, min((reading or self.reading).segment, self.places.count))

@@ -1,29 +1,32 @@
-"""The Transformer decoder without memory: every segment is read as if it were the first. docs/vanilla.md"""
+"""The Transformer decoder without memory: every segment is read on its own. docs/vanilla.md"""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
 
+from longspan.cache import SegmentMask
 from longspan.contract import State
 from longspan.errors import ConfigError
-from longspan.layers.attention import no_biases
-from longspan.layers.auxiliary_losses import AuxiliaryLosses
-from longspan.layers.model_config import require
-from longspan.layers.positions import ShawDistances, place_in_document, place_sinusoid
-from longspan.layers.transformer import ConvolvingConfig, TransformerLayer, initialise, settle_max_distance
-from longspan.memory.tails import seen_taps
-from longspan.memory.window import WithoutMemory
+from longspan.hints import Hints
+from longspan.nn.attention import without_biases
+from longspan.nn.auxiliary_losses import AuxiliaryLosses
+from longspan.nn.learned_positions import check_positions
+from longspan.nn.model_config import require
+from longspan.nn.positions import ShawDistances, position_in_document, position_sinusoid
+from longspan.nn.transformer import ConvolutionConfig, TransformerLayer, initialise, resolve_max_distance
+from longspan.nn.window_transformer import WindowModel
+from longspan.reading import Reading
 from longspan.shapes import Bool, Float, Int, Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class VanillaConfig(ConvolvingConfig):
-    """Positions: `sinusoid` added once (Vaswani et al. 2017), `learned` added at every layer (Al-Rfou et al. 2018),
-    or `shaw`, a learned vector per distance inside the attention (Shaw et al. 2018). `max_distance` is the last place
-    or distance that has a vector of its own. While training, `layer_losses` has every layer predict, and `targets`
-    is how many tokens ahead (Al-Rfou et al. 2018)."""
+class VanillaConfig(ConvolutionConfig):
+    """Positions are `sinusoid`, added once (Vaswani et al. 2017); `learned`, added at every layer (Al-Rfou et al.
+    2018); or `shaw`, a learned vector per distance in the attention (Shaw et al. 2018). `max_distance` is the last
+    position or distance with its own vector (default: 127). In training, `layer_losses` adds predictions of every
+    layer, and `targets` is the number of following tokens to predict (Al-Rfou et al. 2018)."""
 
     position: Literal["sinusoid", "learned", "shaw"] = "sinusoid"
     max_distance: int | None = None
@@ -32,45 +35,41 @@ class VanillaConfig(ConvolvingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            1 <= self.targets <= self.segment,
-            f"model.targets={self.targets} must lie between 1 and the segment of {self.segment}",
-        )
-        settle_max_distance(self, self.position != "sinusoid", self.segment - 1)
-
-    def rough_parameters(self) -> int:
-        size = self.width if self.position == "learned" else self.heads * self.head_size
-        return super().rough_parameters() + self.layers * size * (self.max_distance or 0)
+        require(self.targets >= 1, f"model.targets={self.targets} must be at least 1")
+        resolve_max_distance(self, self.position != "sinusoid", 127)
 
 
 class VanillaLayer(TransformerLayer):
-    """A layer that makes its keys of the segment alone."""
+    def __init__(self, config: VanillaConfig) -> None:
+        super().__init__(config)
+        self.convolution = config.make_convolution()
+        known = (config.max_distance or 0) + 1
+        self.places = nn.Parameter(torch.empty(known, config.width)) if config.position == "learned" else None
+        self.distances = ShawDistances(config.heads, config.head_size, known - 1) if config.position == "shaw" else None
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Float[Tensor, "B T D"],
+        cache: None,  # noqa: ARG002 (the signature of all layers)
+        mask: SegmentMask,
+        position: None = None,  # noqa: ARG002
+    ) -> tuple[Float[Tensor, "B T D"], None]:
+        if self.convolution is not None:
+            x, _ = self.convolution(x, None, mask)
+        if self.places is not None:
+            x = x + self.places[position_in_document(mask.first_key, mask.tokens, x.device)]
+        r = None if self.distances is None else without_biases(self.distances(mask.tokens))
+        return super().forward(x, None, mask, r)  # type: ignore[return-value]
+
+
+class Vanilla(WindowModel):
+    Config: ClassVar[type] = VanillaConfig
+    layers: Any
 
     def __init__(self, config: VanillaConfig) -> None:
         super().__init__(config)
-        if config.position == "learned":
-            self.places = nn.Parameter(torch.empty((config.max_distance or 0) + 1, config.width))
-        if config.position == "shaw":
-            self.distances = ShawDistances(config.heads, config.head_size, config.max_distance or 0)
-
-    def forward(  # type: ignore[override]
-        self, h: Float[Tensor, "B T D"], first_key: Int[Tensor, "B T"] | None
-    ) -> Float[Tensor, "B T D"]:
-        if hasattr(self, "places"):
-            h = h + self.places[place_in_document(first_key, h.shape[1], h.device)]
-        position = no_biases(self.distances(h.shape[1])) if hasattr(self, "distances") else None
-        return super().forward(h, *self.keys_values(h), position, None, first_key)
-
-
-class Vanilla(WithoutMemory):
-    Config: ClassVar[type] = VanillaConfig
-
-    def __init__(self, config: VanillaConfig) -> None:
-        super().__init__()
-        self.config = config
         self.embedding = config.make_embedding()
         self.layers = nn.ModuleList(VanillaLayer(config) for _ in range(config.layers))
-        self.convolutions = config.make_convolutions()
         self.final_norm = config.make_final_norm()
         self.head = config.make_head(self.embedding)
         self.dropout = nn.Dropout(config.dropout)
@@ -82,30 +81,35 @@ class Vanilla(WithoutMemory):
         initialise(self)
 
     @property
-    def recordable(self) -> bool:
-        """With cutoffs the softmax has shapes that depend on the data."""
-        return not self.config.cutoffs
+    def hints(self) -> Hints:  # type: ignore[override]
+        return Hints(graph_safe=not self.config.cutoffs)
+
+    def check_reading(self, reading: Reading) -> None:
+        super().check_reading(reading)
+        if self.config.targets > reading.segment:
+            raise ConfigError(
+                f"model.targets={self.config.targets} is more than a segment of {reading.segment} tokens; "
+                "use fewer targets or longer segments"
+            )
+        if self.config.position == "learned":
+            check_positions(self.config.max_distance + 1, reading.segment)
 
     def hidden_states(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
     ) -> tuple[tuple[Tensor, ...], State]:
-        T = tokens.shape[1]
-        state, first_key = self.begin(tokens, state, starts)
-        if self.config.position == "learned" and (known := self.config.max_distance + 1) < T:
-            raise ConfigError(
-                f"this model has learned {known} positions and was handed {T} tokens at once; "
-                f"use segments of at most {known}"
-            )
-        h = self.embedding(tokens)
+        state, mask = self.begin(tokens, state, starts)
+        if self.config.position == "learned":
+            check_positions(self.config.max_distance + 1, mask.tokens)
+        x = self.embedding(tokens)
         if self.config.position == "sinusoid":
-            h = h + place_sinusoid(place_in_document(first_key, T, tokens.device), self.config.width).to(h.dtype)
-        hidden = [self.dropout(h)]
-        seen = seen_taps(first_key, 0, self.config.convolution)
-        for n, layer in enumerate(self.layers):
-            if self.convolutions:
-                hidden[-1] = self.convolutions[n](hidden[-1], seen=seen)
-            hidden.append(layer(hidden[-1], first_key))
-        hidden[-1] = self.dropout(self.final_norm(hidden[-1]))
+            position = position_in_document(mask.first_key, mask.tokens, tokens.device)
+            x = x + position_sinusoid(position, self.config.width).to(x.dtype)
+        x = self.dropout(x)
+        hidden = [x]
+        for layer in self.layers:
+            x, _ = layer(x, None, mask)
+            hidden.append(x)
+        hidden[-1] = self.dropout(self.final_norm(x))
         return tuple(hidden), state
 
     def training_loss(
@@ -119,4 +123,5 @@ class Vanilla(WithoutMemory):
         if self.auxiliary is None:
             return super().training_loss(tokens, targets, state, progress, starts)
         hidden, state = self.hidden_states(tokens, state, starts)
-        return self.head.losses(hidden[-1], targets).mean() + self.auxiliary(hidden, targets, progress), state
+        loss = self.head.losses(hidden[-1], targets, state.reading.temperature).mean()
+        return loss + self.auxiliary(hidden, targets, progress), state

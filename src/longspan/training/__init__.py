@@ -1,1 +1,1 @@
-"""From a recipe and a text to a trained model, and not a step lost."""
+"""Training: from a recipe and a text to a model, with exact resume."""

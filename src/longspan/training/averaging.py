@@ -1,4 +1,4 @@
-"""Averages of the weights over steps, which often score better than the weights of any one step."""
+"""Weight averaging: the mean over many steps often scores better than the weights of the last one."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,38 +12,38 @@ from longspan.training.recipe import TrainingConfig
 
 
 class Average:
-    """`ema`: an exponential mean; `asgd`: the plain mean since some step (Polyak & Juditsky 1992).
+    """`ema`: an exponential mean; `asgd`: the plain mean since `start` (Polyak & Juditsky 1992).
 
-    That step is `average_from`, or with `average_patience` the one at which validation stops improving (None until
-    then). Before it the mean is the weights themselves. How much a step weighs follows from the step's number, so
-    there is nothing to save but the mean and the beginning.
+    `start` is `average_from`, or with `average_patience` the step at which validation stops improving (None until
+    then). Before it the mean equals the weights. The share of a step depends only on its number, so a checkpoint needs
+    only the mean and `start`.
     """
 
     def __init__(self, model: nn.Module, config: TrainingConfig) -> None:
         self.config = config
-        self.began: int | None = None if config.average_patience else config.average_from
+        self.start: int | None = None if config.average_patience else config.average_from
         self.parameters = dict(model.named_parameters())
         self.means = {name: p.detach().clone() for name, p in self.parameters.items()}
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take in the weights as they are after `step` steps."""
+        """Add the weights after `step` steps."""
         weights = [p.detach() for p in self.parameters.values()]
         torch._foreach_lerp_(list(self.means.values()), weights, self.share(step))
 
     def share(self, step: int) -> float:
-        """What the weights after `step` steps add to the mean, between 0 and 1."""
-        taken = 0 if self.began is None else step - self.began
+        """Share of the weights after `step` steps in the mean, between 0 and 1."""
+        taken = 0 if self.start is None else step - self.start
         if taken <= 0:
             return 1.0
         if self.config.averaging == "asgd":
             return 1.0 / taken
-        # Early on a long mean would still hold the initial weights: as in TensorFlow's, it is short at first.
+        # As in TensorFlow, the mean is short at first: a long one would still contain the initial weights.
         return 1.0 - min(self.config.average_decay, (1 + taken) / (10 + taken))
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within this block the model has the mean for its weights."""
+        """Within this block the model's weights are the mean."""
         self._swap()
         try:
             yield

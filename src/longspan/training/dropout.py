@@ -1,6 +1,7 @@
-"""Two ways to drop that no family has to know of: the same units at every position, and weights instead of units."""
+"""The training objective, with locked dropout, weight dropout and activation checkpointing for any model."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -8,14 +9,14 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from longspan.contract import LanguageModel, State
-from longspan.layers.dropout import LockedDropout
+from longspan.nn.dropout import LockedDropout
 from longspan.shapes import Float, Tensor
 from longspan.training.optimizers import hidden_matrices
 from longspan.training.recipe import TrainingConfig
 
 
 def lock_dropout(model: nn.Module) -> None:
-    """Turn every dropout of hidden states into a locked one; neither has weights, so nothing else changes."""
+    """Replace every dropout of hidden states by a locked one: one mask per row for all positions of a segment."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Dropout):
@@ -23,24 +24,24 @@ def lock_dropout(model: nn.Module) -> None:
 
 
 def checkpoint_layers(model: LanguageModel) -> None:
-    """Keep only the inputs of each layer for the backward pass and compute the rest again."""
+    """Keep only each layer's inputs for the backward pass and recompute the rest."""
     for layer in getattr(model, "layers", ()):
         layer.forward = _recomputed(layer.forward)
 
 
-def _recomputed(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def recomputed(*inputs: object) -> Tensor:
-        # While scoring there is no backward pass to save for.
+def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def recomputed(*inputs: Any) -> Any:
+        # Scoring has no backward pass.
         return checkpoint(forward, *inputs, use_reentrant=False) if torch.is_grad_enabled() else forward(*inputs)
 
     return recomputed
 
 
 class Objective(nn.Module):
-    """What a step differentiates, as one module: the model's training loss, weights dropped where a recipe says so.
+    """The training loss as one module, with weight dropout if the recipe sets it.
 
-    Weight dropout (DropConnect, Wan et al. 2013; Merity et al. 2018) drops entries of the hidden matrices, anew at
-    every call.
+    Weight dropout (DropConnect, Wan et al. 2013; Merity et al. 2018) drops entries of the hidden matrices, with a new
+    mask at every call.
     """
 
     def __init__(self, model: LanguageModel, config: TrainingConfig) -> None:
@@ -59,13 +60,13 @@ class Objective(nn.Module):
             loss, state = torch.func.functional_call(self.call, weights, inputs)
         else:
             loss, state = self.call(*inputs)
-        # A memory may be the end of a larger tensor: a copy lets that one go, and always has the same strides, which
-        # a compiled graph counts on.
+        # A memory may be a view of a larger tensor. A copy frees that tensor and always has the same strides, which
+        # avoids recompilation.
         return loss, state.detach().map(torch.Tensor.contiguous)
 
 
 class _Call(nn.Module):
-    """`training_loss` as a forward, which is what `functional_call` calls."""
+    """`training_loss` as `forward`, because `functional_call` calls that."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()

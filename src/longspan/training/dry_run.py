@@ -1,4 +1,4 @@
-"""What a run will cost, from a few measured steps."""
+"""Dry run: the cost of a run, estimated from a few measured steps."""
 
 import dataclasses
 import resource
@@ -9,17 +9,16 @@ from typing import Any
 import torch
 
 from longspan.data import Encoded
-from longspan.training.recipe import Recipe, as_steps
-from longspan.training.rehearsal import rehearse
+from longspan.training.preflight import preflight
+from longspan.training.recipe import Recipe, as_steps, value_at
 from longspan.training.run import make_trainer
-from longspan.training.schedules import value_at
 
-MEASURED = 5
+MEASURED_STEPS = 5
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """`tokens_per_step` are the fewest and the most of a schedule; a pass is counted with what the run begins with."""
+    """`tokens_per_step` is the minimum and maximum of the schedules; `steps_per_pass` is for the first size."""
 
     parameters: int
     tokens_per_step: tuple[int, int]
@@ -31,34 +30,34 @@ class Estimate:
 
 
 def dry_run(recipe: Recipe, text: Encoded, device: torch.device) -> Estimate:
-    """Takes a few steps of the largest kind the recipe has, and writes nothing. The first ones, which allocate and on a
-    GPU fill the memory, compile and record, are not timed."""
-    rehearse(make_trainer(recipe, text, device)[1])
+    """Run a few steps of the largest size in the recipe and write nothing. The first steps are not timed: they
+    allocate, and on a GPU they fill the memory, compile and capture."""
+    preflight(make_trainer(recipe, text, device)[1])
     _, trainer = make_trainer(largest(recipe), text, device)
-    filling = -(-trainer.model.tokens_to_fill // trainer.recipe.model.segment) + 2 if device.type == "cuda" else 0
+    filling = -(-trainer.reading.memory // trainer.reading.segment) + 2 if device.type == "cuda" else 0
     for _ in range(1 + filling):
         trainer.take_step()
-    _wait(device)
-    tokens, began = trainer.tokens, time.perf_counter()
-    for _ in range(MEASURED):
+    _synchronize(device)
+    tokens, start = trainer.tokens, time.perf_counter()
+    for _ in range(MEASURED_STEPS):
         trainer.take_step()
     trainer.ledger.drain()
-    _wait(device)
-    speed = (trainer.tokens - tokens) / (time.perf_counter() - began)
+    _synchronize(device)
+    speed = (trainer.tokens - tokens) / (time.perf_counter() - start)
     sizes = [size for _, size in step_sizes(recipe)]
     return Estimate(
         parameters=trainer.model.parameter_count,
         tokens_per_step=(min(sizes), max(sizes)),
         tokens_per_pass=len(text),
         steps_per_pass=-(-(len(text) - 1) // sizes[0]),
-        memory_bytes=_memory(device),
+        memory_bytes=_peak_memory(device),
         tokens_per_second=speed,
         seconds=_seconds(recipe, speed),
     )
 
 
 def largest(recipe: Recipe) -> Recipe:
-    """The recipe with the most its schedules come to from the first step on."""
+    """The recipe with the largest batch, segment and memory of its schedules from the first step on."""
     scheduled = {key: getattr(recipe.training, key) for key in ("batch", "segment", "memory")}
     most: dict[str, Any] = {
         key: max(v for _, v in as_steps(value)) for key, value in scheduled.items() if value is not None
@@ -67,15 +66,14 @@ def largest(recipe: Recipe) -> Recipe:
 
 
 def step_sizes(recipe: Recipe) -> list[tuple[int, int]]:
-    """From which step on a step has how many tokens."""
-    training = recipe.training
-    batch, segment = as_steps(training.batch), as_steps(training.segment or recipe.model.segment)
-    begins = sorted({step for step, _ in (*batch, *segment)})
-    return [(step, value_at(batch, step) * value_at(segment, step)) for step in begins]
+    """(first step, tokens per step) for every part of the schedules."""
+    batch, segment = as_steps(recipe.training.batch), as_steps(recipe.training.segment or 1)
+    changes = sorted({step for step, _ in (*batch, *segment)})
+    return [(step, value_at(batch, step) * recipe.training_reading(step).segment) for step in changes]
 
 
 def _seconds(recipe: Recipe, speed: float) -> float:
-    """Until the first limit is met, validation and saving aside."""
+    """Time until the first limit, without validation and saving."""
     limits = recipe.training
     times = [limits.seconds, limits.tokens and limits.tokens / speed]
     if limits.steps is not None:
@@ -88,12 +86,12 @@ def _seconds(recipe: Recipe, speed: float) -> float:
     return min(t for t in times if t is not None)
 
 
-def _memory(device: torch.device) -> int:
+def _peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

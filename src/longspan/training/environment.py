@@ -1,4 +1,4 @@
-"""What a run ran on: enough to tell two runs apart when their figures differ."""
+"""The environment of a run: enough to explain why the results of two runs differ."""
 
 import os
 import platform
@@ -16,7 +16,7 @@ from longspan import __version__
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """Versions, commit and hardware, in plain values."""
+    """Versions, commit and hardware as plain values."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": ["longspan", *sys.argv[1:]],
@@ -36,12 +36,12 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 
 def hardware(device: torch.device) -> str:
-    """What computes there, by name."""
+    """The name of the GPU or the CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
 
 
 def commit() -> str | None:
-    """The commit of the source this longspan runs from, with a `+` where files differ from it; None if installed."""
+    """The commit of the source tree, followed by `+` if files differ from it; None for an installed package."""
     folder = Path(__file__).parents[3]
     if not (folder / ".git").exists():
         return None
@@ -59,4 +59,4 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
-        return platform.processor() or platform.machine()  # ARM's cpuinfo names no model, and nobody else does
+        return platform.processor() or platform.machine()  # cpuinfo on ARM has no model name

@@ -1,4 +1,4 @@
-"""The folder of a run: who may train in it, what may be in it before, and what it says about the run."""
+"""The folder of a run: its lock, what it may contain at the start, and run.json."""
 
 import fcntl
 import json
@@ -21,98 +21,100 @@ from longspan.training.recipe import Recipe
 from longspan.training.snapshot import PARTS, RECIPE, TENSORS
 
 ENVIRONMENT, ORIGIN = "run.json", "began_at"
-# What decides every bit of the steps that follow a checkpoint; its other files also say how long the run took.
+# The files of a checkpoint that determine all later steps. Its other files contain times, which differ between runs.
 DECIDING = (WEIGHTS, TENSORS)
 ATTEMPTS = 10
 
 
 @contextmanager
-def claimed(out: Path) -> Iterator[None]:
-    """Make the folder where there is none and hold its lock: two processes would overwrite each other's files.
+def locked(out: Path) -> Iterator[None]:
+    """Create the folder if needed and lock it, because two processes would overwrite each other's files.
 
-    The lock ends with the process. A folder made here is removed again if nothing was written to it.
+    The lock ends with the process. A folder created here is removed again if nothing was written to it.
     """
-    descriptor, made = _claim(out)
+    descriptor, created = _open_locked(out)
     try:
         yield
     finally:
-        for folder in made:
-            with suppress(OSError):  # it is not empty
+        for folder in created:
+            with suppress(OSError):  # not empty
                 folder.rmdir()
         os.close(descriptor)
 
 
-def _claim(out: Path) -> tuple[int, list[Path]]:
-    """The folder, open and locked, and which folders were made for it, the innermost first."""
-    made: list[Path] = []
+def _open_locked(out: Path) -> tuple[int, list[Path]]:
+    """A descriptor of the locked folder, and the folders created for it, innermost first."""
+    created: list[Path] = []
     try:
         place = out.resolve()
         for _ in range(ATTEMPTS):
-            # Another process may remove a folder that it made: then the next attempt makes it.
+            # Another process may remove a folder that it created. The next attempt then creates it again.
             with suppress(FileNotFoundError):
-                made = [*_make(place), *made]
+                created = [*_create(place), *created]
                 descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
                 try:
                     _lock(descriptor, out)
                     if os.path.samestat(os.fstat(descriptor), place.stat()):
-                        return descriptor, made
+                        return descriptor, created
                 except BaseException:
                     os.close(descriptor)
                     raise
                 os.close(descriptor)
-        why = "it was removed meanwhile"
+        why = "another process keeps removing it"
     except (FileExistsError, NotADirectoryError):
-        raise ConfigError(f"--out {out} is a file or lies in one; give the name of a folder") from None
-    except (OSError, RuntimeError) as error:  # a loop of links is a RuntimeError
+        raise ConfigError(f"--out {out} is a file, or inside a file; use a folder") from None
+    except (OSError, RuntimeError) as error:  # a loop of symbolic links is a RuntimeError
         why = getattr(error, "strerror", None) or str(error)
-    raise ConfigError(f"--out {out} cannot be used: {why}; choose another folder")
+    raise ConfigError(f"--out {out} cannot be used: {why}; use another folder")
 
 
-def _make(place: Path) -> list[Path]:
-    """Make a folder and the folders above it that are missing; gives those made here, the innermost first."""
+def _create(place: Path) -> list[Path]:
+    """Create a folder and its missing parents. Returns the folders created, innermost first."""
     missing = [folder for folder in (place, *place.parents) if not folder.exists()]
-    made = []
+    created = []
     for folder in reversed(missing):
-        with suppress(FileExistsError):  # made by another process in the meantime
+        with suppress(FileExistsError):  # another process was faster
             folder.mkdir()
-            made.append(folder)
+            created.append(folder)
             sync(folder.parent)
-    return made[::-1]
+    return created[::-1]
 
 
 def _lock(descriptor: int, out: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ConfigError(f"another process trains in {out}; wait for its end, or choose another --out") from None
+        raise ConfigError(f"another process is training in {out}; wait until it ends, or use another --out") from None
     except OSError:  # some network file systems have no locks
         pass
 
 
 def check_folder(out: Path, resume: str | None) -> None:
-    """An output folder is empty, holds what a killed start left, or holds the run that is to be resumed."""
-    if all(_is_ours(path) for path in out.iterdir()):
+    """An output folder must be empty, contain the leftovers of a killed start, or contain the run to resume."""
+    if all(_is_leftover(path) for path in out.iterdir()):
         return
     if not (out / RECIPE).is_file() or (out / MANIFEST).exists():
-        raise ConfigError(f"--out {out} is not empty and holds no run; choose another folder")
+        raise ConfigError(f"--out {out} is not empty and contains no run; use another folder")
     if resume is None:
-        raise ConfigError(f"--out {out} holds a run; add --resume auto to go on with it, or choose another folder")
+        raise ConfigError(
+            f"--out {out} already contains a run; add --resume auto to continue it, or use another folder"
+        )
 
 
-def _is_ours(path: Path) -> bool:
-    """Whether a start that was killed left this file: `write_about` writes recipe.toml last, and that makes the run."""
+def _is_leftover(path: Path) -> bool:
+    """Whether a killed start left this file. `write_run_info` writes recipe.toml last, and that file makes it a run."""
     leftover = store.LEFTOVER.fullmatch(path.name)
     if leftover is not None:
         return leftover["kind"] == "new" and leftover["name"] in (RECIPE, ENVIRONMENT)
-    return path.name == ENVIRONMENT and "processes" in read_about(path.parent)
+    return path.name == ENVIRONMENT and "processes" in read_run_info(path.parent)
 
 
-def write_about(out: Path, recipe: Recipe, text: Encoded, device: torch.device, start: Verified | None) -> None:
-    """run.json with an entry for each process that worked on the run, then recipe.toml.
+def write_run_info(out: Path, recipe: Recipe, text: Encoded, device: torch.device, start: Verified | None) -> None:
+    """Write run.json with an entry for each process of the run, then recipe.toml.
 
-    A run that began at a checkpoint of another run, `start`, says at which.
+    A branch, a run that starts from a checkpoint of another run, records that checkpoint.
     """
-    before = read_about(out)
+    before = read_run_info(out)
     processes = before.get("processes")
     about = {
         "data": {"name": text.name, "split": text.split, "tokens": len(text), "fingerprint": text.fingerprint},
@@ -127,32 +129,32 @@ def write_about(out: Path, recipe: Recipe, text: Encoded, device: torch.device, 
 
 
 def is_own(start: Verified, out: Path) -> bool:
-    """Whether a checkpoint is one of the run in `out`."""
+    """Whether a checkpoint belongs to the run in `out`."""
     return start.path.parent.resolve() == out.resolve()
 
 
 def find_origin(out: Path) -> Verified | None:
-    """The checkpoint of another run that the run in `out` began at; None for a run that began with new weights."""
-    noted = read_about(out).get(ORIGIN)
-    if noted is None:
+    """The checkpoint from which the branch in `out` started; None for a run that started with new weights."""
+    origin = read_run_info(out).get(ORIGIN)
+    if origin is None:
         return None
-    said = f"{out} began at a checkpoint of another run and has saved none of its own"
-    way = "bring that checkpoint back, or choose another --out"
+    branch = f"{out} is a branch without a checkpoint of its own"
+    fix = "restore that checkpoint, or use another --out"
     try:
-        path, digests = Path(noted["checkpoint"]), {name: noted["sha256"][name] for name in DECIDING}
+        path, digests = Path(origin["checkpoint"]), {name: origin["sha256"][name] for name in DECIDING}
     except (LookupError, TypeError):
-        raise CheckpointError(f"{said}, and {ENVIRONMENT} does not say which; choose another --out") from None
+        raise CheckpointError(f"{branch}, and {ENVIRONMENT} does not name its start; use another --out") from None
     try:
         found = store.read_folder(path, PARTS)
     except CheckpointError as error:
-        raise CheckpointError(f"{said}: {error}; {way}") from None
+        raise CheckpointError(f"{branch}, and its start is missing or damaged: {error}; {fix}") from None
     if any(found.files[name].sha256 != digest for name, digest in digests.items()):
-        raise CheckpointError(f"{said}, and {path} has changed since; {way}")
+        raise CheckpointError(f"{branch}, and its start {path} has changed; {fix}")
     return found
 
 
-def read_about(out: Path) -> dict[str, Any]:
-    """What run.json says; nothing where it is missing or damaged."""
+def read_run_info(out: Path) -> dict[str, Any]:
+    """The contents of run.json; empty if it is missing or damaged."""
     try:
         about = json.loads((out / ENVIRONMENT).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What each step came to, fetched from the device without making it wait."""
+"""Metrics of each step, fetched from the device without stalling it."""
 
 import math
 import time
@@ -12,15 +12,15 @@ from longspan.errors import TrainingError
 from longspan.shapes import Float, Tensor
 
 WINDOW = 16
-"""Steps whose figures travel together where fetching them one by one would make the device wait."""
+"""Steps per copy to the host. Copying the metrics of every step would stall the device."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of metrics.jsonl; `loss` is in nats, `seconds` counts from the beginning of the run.
+    """A line of metrics.jsonl; `loss` is in nats, `seconds` counts from the start of the run.
 
-    `tokens_per_second` is that of the steps whose figures were read together, by the clock of the device; what happens
-    between steps (validation, saving) does not count.
+    `tokens_per_second` is the mean over the steps whose metrics were copied together, by the clock of the device. It
+    excludes the time between steps (validation, saving).
     """
 
     step: int
@@ -36,7 +36,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of a step before the device has answered; `place` says where its batch lies in the text."""
+    """What the host knows about a step before its metrics arrive; `place` is the position of its batch in the text."""
 
     step: int
     tokens: int
@@ -45,22 +45,22 @@ class Entry:
     place: str
 
 
-class Moment:
-    """A moment of the host, with the part of a CUDA event's interface that is used here."""
+class HostEvent:
+    """A time on the host, with the part of the interface of CUDA events that is used here."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.at = clock()
 
     def synchronize(self) -> None:
-        """Wait until it has come."""
+        """Nothing to wait for."""
 
-    def elapsed_time(self, end: "Moment") -> float:
-        """Milliseconds from this moment to another."""
+    def elapsed_time(self, end: "HostEvent") -> float:
+        """Milliseconds from this event to another."""
         return 1000 * (end.at - self.at)
 
 
 class Ledger:
-    """Entries in the order of the steps, made into rows as their figures (loss, norm, skipped, broken) arrive.
+    """Entries in the order of the steps. They become rows when their metrics (loss, norm, skipped, broken) arrive.
 
     `step` and `tokens` are those of the last row that has arrived.
     """
@@ -71,20 +71,20 @@ class Ledger:
         self.device, self.clock = device, clock
         self.runs_ahead = device.type == "cuda"
         self.window = WINDOW if self.runs_ahead else 1
-        self.waiting: list[tuple[Entry, Tensor]] = []
-        self.travelling: tuple[list[Entry], Tensor, Any] | None = None
+        self.pending: list[tuple[Entry, Tensor]] = []
+        self.in_transit: tuple[list[Entry], Tensor, Any] | None = None
         self.step, self.tokens = step, tokens
         self.since: Any = None
 
     def begin(self) -> None:
-        """A step is about to be handed over. If no other is on its way, the time since the last one was a pause."""
-        if not self.waiting and self.travelling is None:
+        """Called before each step. If no step is pending, the time since the last one does not count."""
+        if not self.pending and self.in_transit is None:
             self.since = self._now()
 
-    def add(self, entry: Entry, figures: Float[Tensor, "4"]) -> list[Row]:
-        """Note a step; gives the rows that have arrived meanwhile."""
-        self.waiting.append((entry, figures))
-        if len(self.waiting) < self.window:
+    def add(self, entry: Entry, metrics: Float[Tensor, "4"]) -> list[Row]:
+        """Add a step and return the rows that have arrived since."""
+        self.pending.append((entry, metrics))
+        if len(self.pending) < self.window:
             return []
         if not self.runs_ahead:
             return self.drain()
@@ -93,48 +93,48 @@ class Ledger:
         return arrived
 
     def drain(self) -> list[Row]:
-        """Every row that is still out."""
+        """Wait for all remaining rows and return them."""
         arrived = self._arrive()
-        if self.waiting:
+        if self.pending:
             self._send()
             arrived += self._arrive()
         return arrived
 
     def _send(self) -> None:
-        entries = [entry for entry, _ in self.waiting]
-        figures = torch.stack([figures for _, figures in self.waiting])
-        self.waiting = []
-        if figures.is_cuda:
-            host = torch.empty(figures.shape, dtype=figures.dtype, pin_memory=True)
-            figures = host.copy_(figures, non_blocking=True)
-        self.travelling = (entries, figures, self._now())
+        entries = [entry for entry, _ in self.pending]
+        metrics = torch.stack([metrics for _, metrics in self.pending])
+        self.pending = []
+        if metrics.is_cuda:
+            host = torch.empty(metrics.shape, dtype=metrics.dtype, pin_memory=True)
+            metrics = host.copy_(metrics, non_blocking=True)
+        self.in_transit = (entries, metrics, self._now())
 
     def _arrive(self) -> list[Row]:
-        if self.travelling is None:
+        if self.in_transit is None:
             return []
-        entries, figures, end = self.travelling
-        self.travelling = None
+        entries, metrics, end = self.in_transit
+        self.in_transit = None
         end.synchronize()
         spent = max(self.since.elapsed_time(end) / 1000, 1e-9)
         speed = (entries[-1].tokens - self.tokens) / spent
         self.step, self.tokens, self.since = entries[-1].step, entries[-1].tokens, end
-        return [_row(entry, numbers, speed) for entry, numbers in zip(entries, figures.tolist(), strict=True)]
+        return [_row(entry, numbers, speed) for entry, numbers in zip(entries, metrics.tolist(), strict=True)]
 
     def _now(self) -> Any:
-        """When the device will have done what it was asked for so far, by its own clock: the host runs ahead of it."""
+        """An event after all work queued so far, by the clock of the device, because the host runs ahead of it."""
         if self.device.type != "cuda":
-            return Moment(self.clock)
+            return HostEvent(self.clock)
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self.device))
         return event
 
 
 class NotFiniteError(TrainingError):
-    """A step whose loss or gradient is not finite."""
+    """The loss or gradient of a step is not finite."""
 
 
-def _row(entry: Entry, figures: list[float], speed: float) -> Row:
-    loss, norm, skipped, broken = figures
+def _row(entry: Entry, metrics: list[float], speed: float) -> Row:
+    loss, norm, skipped, broken = metrics
     row = Row(
         step=entry.step,
         tokens=entry.tokens,
@@ -146,18 +146,18 @@ def _row(entry: Entry, figures: list[float], speed: float) -> Row:
         seconds=round(entry.seconds, 3),
         skipped=bool(skipped),
     )
-    return Broken(**vars(row), place=entry.place) if broken else row
+    return NotFiniteRow(**vars(row), place=entry.place) if broken else row
 
 
 @dataclass(frozen=True)
-class Broken(Row):
-    """A step that was not finite; from it on the weights have not moved."""
+class NotFiniteRow(Row):
+    """A step that was not finite. Neither it nor any later step has changed the weights."""
 
     place: str = ""
 
     def error(self) -> NotFiniteError:
         what = "loss" if not math.isfinite(self.loss) else "gradient"
         return NotFiniteError(
-            f"step {self.step} has a {what} that is not finite, on the batch at {self.place}; the weights are as they "
-            "were before it and no checkpoint was touched"
+            f"the {what} of step {self.step} is not finite (batch: {self.place}); "
+            "weights and checkpoints are unchanged since the step before"
         )

@@ -1,13 +1,13 @@
-"""The one training loop. What watches it (progress, metrics, checkpoints, ...) is an observer."""
+"""The training loop. Progress, metrics, checkpoints and validation are observers."""
 
 import contextlib
-import dataclasses
 import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -17,27 +17,28 @@ import torch
 from torch import nn
 
 from longspan.contract import LanguageModel, State
-from longspan.data.lanes import Batch, Lanes
+from longspan.cuda_graphs import CapturedStep
+from longspan.data.batch_streams import Batch, BatchStreams
 from longspan.errors import ConfigError
-from longspan.memory.recording import RecordedStep
+from longspan.reading import Reading
 from longspan.shapes import Float, Tensor
-from longspan.tokens import Tokenizer
+from longspan.tokenizers import Tokenizer
 from longspan.training.averaging import Average
 from longspan.training.dropout import Objective, checkpoint_layers, lock_dropout
-from longspan.training.ledger import Broken, Entry, Ledger, NotFiniteError, Row
+from longspan.training.ledger import Entry, Ledger, NotFiniteError, NotFiniteRow, Row
 from longspan.training.observer import Observer, Validation
-from longspan.training.recipe import Recipe
-from longspan.training.schedules import lr_factor, progress, segment_at, value_at
-from longspan.training.step import Order, Step, known_whole, since_start
+from longspan.training.recipe import Recipe, value_at
+from longspan.training.schedules import lr_factor, progress, segment_at
+from longspan.training.step import Step, StepInputs, count_since_start, with_full
 
-TOGETHER = 1.0  # seconds within which two signals are one request
+TOGETHER = 1.0  # seconds within which two signals count as one
 
 
 class Trainer:
-    """A model on its way through a text: everything a resume must bring back is in here.
+    """The state of a run; a checkpoint saves all of it (`snapshot.py`).
 
-    Nothing in a step asks the device for an answer: whether the weights may move is decided there (`Guard`), and the
-    figures of a step are read when they have arrived (`Ledger`).
+    A step has no host sync: the device decides whether to update the weights (`Guard`), and the metrics of a step are
+    read once they have arrived (`Ledger`).
     """
 
     def __init__(
@@ -45,11 +46,11 @@ class Trainer:
         recipe: Recipe,
         model: LanguageModel,
         tokenizer: Tokenizer,
-        lanes: Lanes,
+        streams: BatchStreams,
         device: torch.device,
         observers: Sequence[Observer] = (),
     ) -> None:
-        self.recipe, self.config, self.tokenizer, self.lanes = recipe, recipe.training, tokenizer, lanes
+        self.recipe, self.config, self.tokenizer, self.streams = recipe, recipe.training, tokenizer, streams
         self.device, self.observers = device, list(observers)
         self.work = Step(model, self.config, device)
         self.model = self.work.model.train()
@@ -57,30 +58,29 @@ class Trainer:
             lock_dropout(model)
         if self.config.checkpoint_activations:
             checkpoint_layers(model)
-        if self.config.record and not model.recordable:
+        if self.config.cuda_graph and not model.hints.graph_safe:
             raise ConfigError(
-                f"training.record=true, and a step of {recipe.family} cannot be recorded; leave it out, or take "
-                "transformer-xl, rotary or vanilla"
+                f"training.cuda_graph=true needs static steps, which {recipe.family} does not have; leave it out"
             )
         self.optimizer, self.guard, self.autocast = self.work.optimizer, self.work.guard, self.work.autocast
         self.average = Average(model, self.config) if self.config.averaging != "none" else None
         self.objective: nn.Module = Objective(model, self.config)
         wanted = device.type == "cuda" if self.config.compile is None else self.config.compile
-        # Segments of random length would each be compiled anew.
-        wanted = wanted and model.worth_compiling and not self.config.segment_jitter
+        # With jitter every length would be compiled.
+        wanted = wanted and model.hints.compile and not self.config.segment_jitter
         self.fast_objective: Any = torch.compile(self.objective, dynamic=False) if wanted else self.objective
-        self.recording: tuple[tuple[Any, ...], RecordedStep] | None = None
+        self.captured: tuple[tuple[Any, ...], CapturedStep] | None = None
         self.step, self.tokens, self.seconds_before = 0, 0, 0.0
         self.states: list[State] = []
         self.prepared: Counter[tuple[Any, ...]] = Counter()
-        # Tokens each row has read since a document began in it: what its memory holds, known without asking the device.
-        self.unbroken = np.zeros(0, np.int64)
-        self.fills = model.initial_state(1).whole
-        self.marks_documents = self.fills and len(lanes.document_starts) > 1
+        # Tokens of each row since its last document start, counted on the host: `full` is then known without a sync.
+        self.since_start = np.zeros(0, np.int64)
+        self.tracks_full = model.initial_state(1, self.reading).full
+        self.marks_documents = self.tracks_full and len(streams.document_starts) > 1
         self.finished = self.stopped_early = False
         self.interrupted: signal.Signals | None = None
         self._signal: signal.Signals | None = None
-        self._empty: dict[tuple[int, int, int], State] = {}
+        self._empty: dict[tuple[int, Reading], State] = {}
         self.slow = False
         self.start_clock()
 
@@ -89,35 +89,35 @@ class Trainer:
         return time.perf_counter()
 
     def start_clock(self) -> None:
-        """From now on seconds count; also after a resume, from those of the run before."""
-        self.began = self.clock()
+        """Start counting seconds; after a resume, on top of those of the checkpoint."""
+        self.started = self.clock()
         self.ledger = Ledger(self.device, self.step, self.tokens, self.clock)
         self.finished = self.stopped_early or self.progress >= 1.0
 
     @property
     def seconds(self) -> float:
-        return self.seconds_before + self.clock() - self.began
+        return self.seconds_before + self.clock() - self.started
 
     @property
     def progress(self) -> float:
         return progress(self.config, self.step, self.tokens, self.seconds)
 
     @property
-    def arrived(self) -> float:
-        """`progress` up to the last step whose figures have arrived: the steps after it may not have been taken yet."""
+    def reported_progress(self) -> float:
+        """`progress` at the last step whose metrics have arrived. The device may not have run the steps after it."""
         return progress(self.config, self.ledger.step, self.ledger.tokens, self.seconds)
 
     def run(self) -> None:
-        """Until a limit is met, an observer ends it, or a signal asks for a stop."""
+        """Train until a limit, an observer or a signal stops the run."""
         self.start_clock()
-        with self._signals():
+        with self._handle_signals():
             try:
                 for observer in self.observers:
                     observer.begin(self)
                 while not (self.finished or self.interrupted):
                     self.take_step()
                     self.finished = self.stopped_early or self.progress >= 1.0
-                    # Latched once a step, so that all observers of a step see the same.
+                    # Copied once per step, so that all its observers see the same value.
                     self.interrupted = self._signal
                     for observer in self.observers:
                         observer.after_step(self)
@@ -127,88 +127,92 @@ class Trainer:
                     observer.end(self)
 
     def take_step(self) -> None:
-        """Read, differentiate, update."""
+        """Run one step on the next batch."""
         self.ledger.begin()
         batch_size = value_at(self.config.batch, self.step)
-        whole = value_at(self.config.segment or self.recipe.model.segment, self.step)
-        segment = segment_at(self.config, whole, self.step)
-        self._set_memory()
-        if batch_size != self.lanes.batch:
-            self.lanes.rebatch(batch_size)
+        reading = self.reading
+        segment = segment_at(self.config, reading.segment, self.step)
+        if self.states and self.model.has_memory(reading) and not self.model.has_memory(self.states[0].reading):
+            self.states = []  # they carry nothing, so start with caches of the new size
+        self.states = [replace(state, reading=reading) for state in self.states]
+        if batch_size != self.streams.batch:
+            self.streams.rebatch(batch_size)
             self.states = []
         done = self.progress
-        # The gradient is a mean over tokens: that of a shorter segment counts for less.
-        factor = lr_factor(self.config, self.step, done) * segment / whole
-        batch = self.lanes.next(segment)
-        figures = self._hand_over(batch, segment, done, factor)
+        # The gradient is a mean over tokens, so a shorter segment gets a lower weight.
+        factor = lr_factor(self.config, self.step, done) * segment / reading.segment
+        batch = self.streams.next(segment)
+        metrics = self._run_step(batch, segment, done, factor)
         self.step += 1
         self.tokens += batch.tokens.size
         if self.average is not None:
             self.average.update(self.step)
         entry = Entry(self.step, self.tokens, self.config.lr * factor, self.seconds, self._place(batch))
-        self._tell(self.ledger.add(entry, figures))
+        self._report(self.ledger.add(entry, metrics))
         if self.slow:
-            self._tell(self.ledger.drain())
+            self._report(self.ledger.drain())
 
-    def _hand_over(self, batch: Batch, segment: int, done: float, factor: float) -> Float[Tensor, "4"]:
-        """Give a batch to the device, by the way that fits it; the memory of each row moves on."""
+    def _run_step(self, batch: Batch, segment: int, done: float, factor: float) -> Float[Tensor, "4"]:
+        """Run a step in the form that fits it (eager, compiled or captured) and update the states."""
         parts = self.config.accumulate
         rows = batch.tokens.shape[0] // parts
-        if not self.states or self.lanes.position == batch.tokens.shape[1]:
-            # All rows begin anew: an empty memory of full size says so, and the shapes stay what they were.
+        if not self.states or self.streams.position == batch.tokens.shape[1]:
+            # All rows start over. An empty state of full size does that and keeps the shapes.
             self.states = [self.empty_state(rows)] * parts
-            self.unbroken = np.zeros(rows * parts, np.int64)
+            self.since_start = np.zeros(rows * parts, np.int64)
             batch.starts[:, 0] = False
         starts = batch.starts if self.marks_documents or batch.starts.any() else None
-        # Not worth a compilation of their own: the shorter segment that ends a pass and, where no document begins
-        # inside one, those that fill the memory, since only there an empty one has to be masked.
-        filled = self.marks_documents or not self.fills or all(state.whole for state in self.states)
+        # With starts no mask depends on `full`, and a constant one avoids a second compilation.
+        states = self.states if starts is None else [replace(state, full=False) for state in self.states]
+        # Two kinds of steps are not worth a compilation: the shorter segment at the end of a pass and, in a text of one
+        # document, the steps that fill the memory, since only these need a mask.
+        filled = self.marks_documents or not self.tracks_full or all(state.full for state in self.states)
         usual = batch.tokens.shape[1] == segment and filled
-        # Nor can a step be recorded that makes a memory longer.
-        grown = self.config.record and self.states[0].shapes == self.empty_state(rows).shapes
-        recorded = usual and grown
+        # A step that makes the memory longer cannot be captured.
+        grown = self.config.cuda_graph and _shapes(self.states[0]) == _shapes(self.empty_state(rows))
+        captured = usual and grown
         objective = self.fast_objective if usual else self.objective
-        # A step is compiled or recorded with every float it is handed; of a tensor it reads the value.
-        plain = self.device.type == "cpu" and objective is self.objective and not recorded
+        # A float would be a constant of the compiled or captured step.
+        plain = self.device.type == "cpu" and objective is self.objective and not captured
         scalar = float if plain else self._scalar
-        order = Order(
+        inputs = StepInputs(
             self._send(batch.tokens),
             self._send(batch.targets),
             None if starts is None else self._send(starts),
             scalar(done),
             scalar(factor),
         )
-        self._prepare(order, compiled=objective is not self.objective, recorded=recorded)
-        if recorded:
-            figures, states = self._recorded(order)(self.states, *order)
+        self._prepare(inputs, compiled=objective is not self.objective, captured=captured)
+        if captured:
+            metrics, states = self._capture(inputs)(states, *inputs)
         else:
-            figures, states = self.work(objective, self.states, *order)
-        self.unbroken = since_start(self.unbroken, batch.starts)
-        mine = self.unbroken.reshape(parts, rows)
-        self.states = [known_whole(*pair) for pair in zip(states, mine, strict=True)] if self.fills else states
-        return figures
+            metrics, states = self.work(objective, states, *inputs)
+        self.since_start = count_since_start(self.since_start, batch.starts)
+        counts = self.since_start.reshape(parts, rows)
+        self.states = [with_full(*pair) for pair in zip(states, counts, strict=True)] if self.tracks_full else states
+        return metrics
 
-    def _prepare(self, order: Order, *, compiled: bool, recorded: bool) -> None:
-        """Tell of a step that is compiled or recorded now, and let its time count for no other."""
-        key = (order.tokens.shape, order.starts is None, self.model.config, recorded)
-        # The first step of its kind is compiled, and where steps are recorded the second is recorded.
-        self.slow = self.prepared[key] < (compiled or recorded) + recorded
+    def _prepare(self, inputs: StepInputs, *, compiled: bool, captured: bool) -> None:
+        """Announce a step that is about to be compiled or captured, and time it separately."""
+        key = (inputs.tokens.shape, inputs.starts is None, self.reading, captured)
+        # The first step of its kind is compiled. With CUDA graphs the second one is captured.
+        self.slow = self.prepared[key] < (compiled or captured) + captured
         if self.slow:
-            self._tell(self.ledger.drain())
+            self._report(self.ledger.drain())
             self.ledger.begin()
-            what = "compiling" if compiled and not self.prepared[key] else "recording"
+            what = "compiling" if compiled and not self.prepared[key] else "capturing"
             self.prepared[key] += 1
-            rows, tokens = order.tokens.shape
+            rows, tokens = inputs.tokens.shape
             for observer in self.observers:
                 observer.preparing(self, f"{what} a step of {rows} x {tokens} tokens")
 
-    def _recorded(self, order: Order) -> RecordedStep:
-        """The recording of steps like this one; there is one at a time, since it holds all that a step needs."""
-        key = (order.tokens.shape, order.starts is None, self.model.config)
-        if self.recording is None or self.recording[0] != key:
-            self.recording = None
-            self.recording = key, RecordedStep(partial(self.work, self.fast_objective))
-        return self.recording[1]
+    def _capture(self, inputs: StepInputs) -> CapturedStep:
+        """The CUDA graph of steps of this kind. There is only one at a time, because it owns the memory of a step."""
+        key = (inputs.tokens.shape, inputs.starts is None, self.reading)
+        if self.captured is None or self.captured[0] != key:
+            self.captured = None
+            self.captured = key, CapturedStep(partial(self.work, self.fast_objective))
+        return self.captured[1]
 
     def _send(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(array))
@@ -217,48 +221,35 @@ class Trainer:
     def _scalar(self, value: float) -> Float[Tensor, ""]:
         return torch.full((), value, device=self.device)
 
-    def empty_state(self, rows: int) -> State:
-        """Nothing read yet, in the shapes of a full memory: one compiled graph then serves every step.
+    @property
+    def reading(self) -> Reading:
+        """The reading of the next step."""
+        return self.recipe.training_reading(self.step)
 
-        Such a state is what the contract calls an empty row (all zeros, length 0), so it hides itself.
-        """
-        needed, segment = self.model.tokens_to_fill, self.recipe.model.segment
-        key = (rows, needed, segment)
+    def empty_state(self, rows: int) -> State:
+        """An empty state with caches of their final size, so that one compiled graph fits every step."""
+        key = (rows, self.reading)
         if key not in self._empty:
-            tokens = torch.zeros(1, segment, dtype=torch.int64, device=self.device)
-            state = self.model.initial_state(1)
-            with torch.no_grad(), self.quiet_random(), self.autocast():
-                for _ in range(-(-needed // segment)):
-                    _, state = self.model.hidden_states(tokens, state)
+            tokens = torch.zeros(1, self.reading.segment, dtype=torch.int64, device=self.device)
+            state = self.model.initial_state(1, self.reading, filled=True)
+            with torch.no_grad(), self.preserve_rng(), self.autocast():
+                _, state = self.model.hidden_states(tokens, state)  # gives the caches the dtypes of a step
             state = state.reset(torch.ones(1, dtype=torch.bool, device=self.device))
             self._empty[key] = state.detach().rows([0] * rows)
         return self._empty[key]
 
-    def quiet_random(self) -> contextlib.AbstractContextManager[Any]:
-        """Within this block random numbers are drawn from elsewhere: what watches a run must not change it."""
+    def preserve_rng(self) -> contextlib.AbstractContextManager[Any]:
+        """Restores the random state afterwards, so that observers do not change the run."""
         return torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
 
-    def _set_memory(self) -> None:
-        if self.config.memory is None or not hasattr(self.recipe.model, "memory"):
-            return
-        memory = value_at(self.config.memory, self.step)
-        if memory != self.model.config.memory:
-            self.model.config = dataclasses.replace(self.recipe.model, memory=memory)
-
     @contextmanager
-    def as_model(self, **settings: Any) -> Iterator[LanguageModel]:
-        """Within this block the model is what a user would get: the average where there is one, the recipe's config
-        with some keys given anew, dropout off."""
-        held = self.model.config
-        known = {f.name for f in dataclasses.fields(self.recipe.model)}
-        asked = {key: value for key, value in settings.items() if value is not None and key in known}
-        with self.average.in_place() if self.average else contextlib.nullcontext(), self.quiet_random():
-            self.model.config = dataclasses.replace(self.recipe.model, **asked)
+    def evaluation_model(self) -> Iterator[LanguageModel]:
+        """The model as it is saved and scored: in evaluation mode, with averaged weights if the recipe averages."""
+        with self.average.in_place() if self.average else contextlib.nullcontext(), self.preserve_rng():
             self.model.eval()
             try:
                 yield self.model
             finally:
-                self.model.config = held
                 self.model.train()
 
     def announce(self, validation: Validation) -> None:
@@ -266,49 +257,53 @@ class Trainer:
             observer.validated(self, validation)
 
     def settle(self) -> None:
-        """Wait for every step's figures; a step that was not finite is found out here at the latest."""
-        self._tell(self.ledger.drain())
+        """Wait for the metrics of all steps. Raises an error if a step or the weights are not finite."""
+        self._report(self.ledger.drain())
         finite = torch.stack([parameter.isfinite().all() for parameter in self.model.parameters()])
         if not bool(finite.all()):
-            # A finite gradient can still be taken too far; such weights are not scored, saved or called the best.
+            # A finite gradient can still overflow the weights. They must not be scored or saved.
             raise NotFiniteError(
-                f"the weights after step {self.step} are not finite, at a learning rate of {self.config.lr}; "
-                "no checkpoint was touched"
+                f"the weights after step {self.step} are not finite at training.lr={self.config.lr}; "
+                "checkpoints are unchanged"
             )
         for observer in self.observers:
             observer.settle()
 
-    def _tell(self, rows: list[Row]) -> None:
+    def _report(self, rows: list[Row]) -> None:
         for row in rows:
-            if isinstance(row, Broken):
+            if isinstance(row, NotFiniteRow):
                 raise row.error()
             for observer in self.observers:
                 observer.row(self, row)
 
     def _place(self, batch: Batch) -> str:
-        end = self.lanes.position
-        return f"tokens {end - batch.tokens.shape[1]:,} to {end:,} of every row in pass {self.lanes.passes + 1}"
+        end = self.streams.position
+        return f"tokens {end - batch.tokens.shape[1]:,} to {end:,} of every row, pass {self.streams.passes + 1}"
 
     @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM ask for a stop after this step; a second one does not wait, unless it comes with the
-        first: `timeout` sends its signal to the process and to the group it is in."""
+    def _handle_signals(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM stop the run after the current step. A second signal stops it at once, unless it comes
+        within a second of the first: `timeout` sends its signal to the process and to its group."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        asked = 0.0
+        received = 0.0
 
-        def ask(number: int, _: FrameType | None) -> None:
-            nonlocal asked
+        def handle(number: int, _: FrameType | None) -> None:
+            nonlocal received
             now = time.monotonic()
             if self._signal is None:
-                self._signal, asked = signal.Signals(number), now
-            elif now - asked > TOGETHER:
+                self._signal, received = signal.Signals(number), now
+            elif now - received > TOGETHER:
                 raise KeyboardInterrupt
 
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _shapes(state: State) -> list[torch.Size]:
+    return [tensor.shape for tensor in state.tensors().values()]

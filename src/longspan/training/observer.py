@@ -1,4 +1,4 @@
-"""What watches a run: the loop knows nothing else of progress, metrics, checkpoints or validation."""
+"""Observers: progress, metrics, checkpoints and validation are attached to the training loop through this interface."""
 
 import math
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class ResumeWarning(UserWarning):
-    """A change that a resume accepts, and what it does."""
+    """A change that a resume accepts, with its effect."""
 
 
 @dataclass(frozen=True)
 class Validation:
-    """What the model scored on held-out text after `step` steps."""
+    """The score on held-out text after `step` steps."""
 
     step: int
     tokens: int
@@ -25,7 +25,7 @@ class Validation:
 
     @property
     def score(self) -> float:
-        """`nats` for comparisons: what is not finite is worse than everything else."""
+        """`nats` for comparisons: a score that is not finite is worse than any other."""
         return self.nats if math.isfinite(self.nats) else math.inf
 
     @property
@@ -34,42 +34,42 @@ class Validation:
 
 
 class Observer:
-    """Watches a run. Called in the order of the list: `after_step` once a step, `row` when its figures have come.
+    """Watches a run. Observers are called in list order: `after_step` after each step, `row` when its metrics arrive.
 
-    `kept` gives the type of each of its `facts`, to which a checkpoint is held before `restore`."""
+    `fact_types` has the type of each of its `facts`. A checkpoint is checked against them before `restore`."""
 
-    kept: ClassVar[Mapping[str, Any]] = {}
+    fact_types: ClassVar[Mapping[str, Any]] = {}
 
-    def rehearse(self, trainer: "Trainer") -> None:
-        """Before anything is written: what it will do later is tried here, so that it fails now if at all."""
+    def preflight(self, trainer: "Trainer") -> None:
+        """Called before anything is written. Try what is done later, so that it fails now."""
 
     def begin(self, trainer: "Trainer") -> None:
         """Before the first step of this process."""
 
     def preparing(self, trainer: "Trainer", what: str) -> None:
-        """The next step takes long, since something is done in it for the first time; `what` says what."""
+        """The next step is slow, because it is compiled or captured; `what` describes it."""
 
     def row(self, trainer: "Trainer", row: Row) -> None:
-        """The figures of a step, in order, some steps late where the device runs ahead."""
+        """The metrics of a step, in order. On a GPU they arrive some steps late."""
 
     def after_step(self, trainer: "Trainer") -> None:
-        """The weights are those after `trainer.step` steps."""
+        """Called after each step; the weights are those after `trainer.step` steps."""
 
     def validated(self, trainer: "Trainer", validation: Validation) -> None:
-        """Held-out text was scored."""
+        """Called after each validation."""
 
     def settle(self) -> None:
-        """A checkpoint is about to be made: what belongs to the steps before it must be on the disk."""
+        """Called before a checkpoint is saved: flush everything about earlier steps to disk."""
 
     def end(self, trainer: "Trainer") -> None:
-        """The loop is over, well or not."""
+        """Called when the loop ends, also after an error."""
 
     def facts(self) -> dict[str, Any]:
-        """What it must know after a resume, in plain values."""
+        """What a resume needs, as plain values."""
         return {}
 
     def restore(self, facts: dict[str, Any]) -> None:
-        """Take back what `facts` gave."""
+        """Restore the result of `facts`."""
 
     def branched(self) -> None:
-        """What was restored came from a checkpoint of another run."""
+        """Called after `restore` if the checkpoint belongs to another run."""

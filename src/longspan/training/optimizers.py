@@ -1,7 +1,7 @@
 """AdamW, Muon for the matrices between embedding and head, and plain SGD.
 
-All take a flag that lives on the device: where it is set, a step changes nothing. So a gradient that is not finite
-never reaches the weights, and nobody has to wait for the device to say so.
+All take a flag on the device. If it is set, a step changes nothing: a gradient that is not finite never reaches the
+weights, without a host sync.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ from torch import nn
 
 from longspan.checkpoints.weights import require_match
 from longspan.contract import LanguageModel
-from longspan.memory.recording import being_recorded
+from longspan.cuda_graphs import is_capturing
 from longspan.shapes import Float, Tensor
 from longspan.training.recipe import TrainingConfig
 
@@ -19,10 +19,10 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalise(matrices: Float[Tensor, "N R C"], steps: int = 5) -> Float[Tensor, "N R C"]:
-    """Near U V^T of every matrix U S V^T at once, by the quintic Newton-Schulz iteration of Jordan et al. 2024.
+    """Approximately U V^T for every matrix U S V^T, by the quintic Newton-Schulz iteration of Jordan et al. 2024.
 
-    X <- a X + (b A + c A^2) X with A = X X^T drives all singular values to about 1; all matrices of a shape take
-    one batched product where a loop would launch one small product each.
+    X <- a X + (b A + c A^2) X with A = X X^T drives all singular values to about 1. Matrices of one shape are batched,
+    because one small product per matrix is launch-bound.
     """
     a, b, c = NEWTON_SCHULZ
     tall = matrices.shape[1] > matrices.shape[2]
@@ -37,10 +37,10 @@ def orthogonalise(matrices: Float[Tensor, "N R C"], steps: int = 5) -> Float[Ten
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, made orthogonal (Jordan et al. 2024): w <- w - lr sqrt(max(1, rows / columns)) orthogonalise(m).
+    """Orthogonalised momentum (Jordan et al. 2024): w <- w - lr sqrt(max(1, rows / columns)) orthogonalise(m).
 
-    Parameters of one shape are kept together: their momenta are slices of one tensor. `found_inf`, where set, is the
-    device's flag that leaves everything as it is, under the name AdamW's fused form reads too.
+    The momenta of parameters of one shape are slices of one tensor. `found_inf` is the flag on the device that blocks
+    an update; fused AdamW reads it under the same name.
     """
 
     def __init__(
@@ -64,22 +64,22 @@ class Muon(torch.optim.Optimizer):
         lr, momentum, decay = group["lr"], group["momentum"], group["weight_decay"]
         for parameters, momenta in self.batches:
             gradients = torch.stack([torch.zeros_like(p) if p.grad is None else p.grad for p in parameters])
-            go: Tensor | float = 1.0
+            allow: Tensor | float = 1.0
             if self.found_inf is not None:
-                # Emptied first: not even a share of 0 makes a NaN harmless.
+                # Set to zero first, because 0 * NaN is NaN.
                 gradients.masked_fill_(self.found_inf.bool(), 0.0)
-                go = 1.0 - self.found_inf
-            momenta.lerp_(gradients, go * (1 - momentum))
+                allow = 1.0 - self.found_inf
+            momenta.lerp_(gradients, allow * (1 - momentum))
             change = orthogonalise(gradients.lerp_(momenta, momentum))
             change *= max(1.0, change.shape[1] / change.shape[2]) ** 0.5
             if decay:
                 change.add_(torch.stack([p.detach() for p in parameters]), alpha=decay)
-            change *= go * -lr
+            change *= allow * -lr
             torch._foreach_add_([p.detach() for p in parameters], list[Tensor](change.unbind()))
 
 
 def hidden_matrices(model: LanguageModel) -> set[str]:
-    """Names of the matrices that map hidden states to hidden states: what Muon is for."""
+    """Names of the matrices that map hidden states to hidden states. Muon updates these."""
     return {
         f"{name}.weight"
         for name, module in model.named_modules()
@@ -88,9 +88,9 @@ def hidden_matrices(model: LanguageModel) -> set[str]:
 
 
 class Optimizer:
-    """The optimisers of a run as one: AdamW or SGD for all, or Muon for hidden matrices and AdamW for the rest.
+    """The optimisers of a run: AdamW or SGD for all parameters, or Muon for hidden matrices and AdamW for the rest.
 
-    Weight decay is for matrices and embedding tables; biases and gains have none.
+    Weight decay applies to matrices and embedding tables, not to biases and gains.
     """
 
     def __init__(self, model: LanguageModel, config: TrainingConfig) -> None:
@@ -114,7 +114,7 @@ class Optimizer:
             return
         adamw = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.epsilon, fused=True)
         for parameter in rest:
-            # Made now and not at the first step, so that what is saved and loaded has one shape throughout.
+            # Created now instead of at the first step, so that every checkpoint has the same tensors.
             adamw.state[parameter] = {
                 "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
                 "exp_avg": torch.zeros_like(parameter),
@@ -123,12 +123,12 @@ class Optimizer:
         self.parts.append(adamw)
 
     def step(self, factor: float | Float[Tensor, ""], skip: Float[Tensor, ""]) -> None:
-        """One update at `factor` times the learning rates; none where `skip` is 1."""
-        recorded = being_recorded(skip)
+        """One update at `factor` times the learning rates, or none if `skip` is 1."""
+        capturing = is_capturing(skip)
         for part, lr in zip(self.parts, self.lrs, strict=True):
             part.found_inf = skip  # type: ignore[attr-defined]
             for group in part.param_groups:
-                group["lr"], group["capturable"] = lr * factor, recorded
+                group["lr"], group["capturable"] = lr * factor, capturing
             part.step()
 
     def zero_grad(self) -> None:
@@ -136,7 +136,7 @@ class Optimizer:
             part.zero_grad(set_to_none=True)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything it remembers, by the parameter's name."""
+        """The optimiser state by parameter name."""
         return {
             f"{name}:{key}": value
             for part in self.parts
@@ -145,8 +145,8 @@ class Optimizer:
         }
 
     def load(self, tensors: Mapping[str, Tensor], where: str) -> None:
-        mine = self.tensors()
-        require_match(mine, tensors, where)
+        own = self.tensors()
+        require_match(own, tensors, where)
         with torch.no_grad():
-            for name, tensor in mine.items():
+            for name, tensor in own.items():
                 tensor.copy_(tensors[name])

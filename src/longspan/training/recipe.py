@@ -1,4 +1,4 @@
-"""A recipe: everything that decides what a run computes, as TOML and as frozen dataclasses."""
+"""A recipe: everything that determines what a run computes, as TOML and as frozen dataclasses."""
 
 import dataclasses
 import itertools
@@ -11,62 +11,70 @@ from typing import Any, Literal, TypeVar
 from longspan import config
 from longspan.data import CORPORA
 from longspan.errors import ConfigError, UnknownNameError
-from longspan.layers.model_config import WEIGHTLESS, require
 from longspan.models.families import family
+from longspan.nn.model_config import require
+from longspan.reading import Reading
 
-# The largest value of every key of a recipe's tables, as `layers/model_config.py` has it for models.
+# Upper bounds of all keys of a recipe's tables; those of models are in nn/model_config.py.
 STEPS, TOKENS, SECONDS = 10**12, 10**18, 10**10
 LARGEST: dict[str, config.Bound] = {"steps": STEPS, "tokens": TOKENS, "seconds": SECONDS, "seed": 2**63 - 1}
 LARGEST |= dict.fromkeys(("segment", "memory"), (STEPS, 2**20)) | {"batch": (STEPS, 2**24), "accumulate": 2**24}
 LARGEST |= dict.fromkeys(("warmup", "average_from", "validate_every", "save_every"), STEPS)
 LARGEST |= dict.fromkeys(("average_patience", "patience", "keep", "minimum"), STEPS)
 LARGEST |= {"validate_tokens": TOKENS, "parameters": TOKENS, "segment_jitter": 2**12}
-LARGEST |= dict.fromkeys(("lr", "muon_lr", "weight_decay", "clip", "spike", "score"), 1e38)  # as a float32 has it
+LARGEST |= dict.fromkeys(("lr", "muon_lr", "weight_decay", "clip", "spike", "score"), 1e38)  # the range of float32
 LARGEST |= dict.fromkeys(("betas", "epsilon", "muon_momentum", "lr_floor", "cooldown"), 1)
-LARGEST |= dict.fromkeys(("weight_dropout", "average_decay"), 1) | {"clamp": 2**20, "copy": 2**20, "lanes": 2**20}
+LARGEST |= dict.fromkeys(("weight_dropout", "average_decay"), 1) | dict.fromkeys(("clamp", "pointer", "streams"), 2**20)
+LARGEST |= {"temperature": 100}
 
 S = TypeVar("S")
+SETTINGS = ("memory", "clamp", "same_length", "pointer")
+"""Reading settings that only families with memory use."""
 Steps = tuple[tuple[int, int], ...]
 """A value that changes with the step: ((0, 64), (1000, 128)) is 64 until step 1000, then 128."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """What is read and how: `tokens` names a reading, the corpus's own unless given, and words that come fewer than
-    `minimum` times in the training text are <unk>; `documents` are forgotten at their ends. `valid` and `test` are
-    files or folders to take for these splits, and are not trained on where they lie in the corpus."""
+    """The text of a run."""
 
     corpus: str = "stdlib"
+    """A file, a folder or a known corpus."""
     valid: str | None = None
+    """A file or folder to validate on. It is never trained on, even if it is inside the corpus."""
     test: str | None = None
-    tokens: str | None = None
+    """A file or folder to test on. It is never trained on."""
+    tokenizer: str | None = None
+    """Default: that of the corpus."""
     minimum: int | None = None
+    """Words that occur less often in the training text become <unk>."""
     documents: bool = True
+    """Memory is reset where a document starts."""
 
     def __post_init__(self) -> None:
         config.require_bounds(self, "data", LARGEST)
         require(self.minimum is None or self.minimum >= 1, f"data.minimum={self.minimum} must be at least 1")
         require(
-            self.minimum is None or self.tokens == "words",
-            f"data.minimum={self.minimum} counts words; set data.tokens to words too",
+            self.minimum is None or self.tokenizer == "words",
+            f"data.minimum={self.minimum} needs data.tokenizer='words'",
         )
         for name, path in self.held_out.items():
-            require(path != "", f"data.{name} is empty; give a file or a folder, or leave it out")
+            require(path != "", f"data.{name} is empty; use a file or a folder, or leave it out")
 
     @property
     def held_out(self) -> dict[str, str]:
-        """The files or folders that are given for a split."""
+        """The splits that have a file or folder of their own."""
         return {name: path for name in ("valid", "test") if (path := getattr(self, name)) is not None}
 
     @property
     def paths(self) -> dict[str, str]:
-        """Keys that name files or folders of the user, not a known corpus."""
+        """Keys whose value is a file or folder, not a known corpus."""
         return ({} if self.corpus in CORPORA else {"corpus": self.corpus}) | self.held_out
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """How a model is trained. A limit may be given in steps, tokens or seconds; the first one met ends the run."""
+    """How a model is trained. The first limit in steps, tokens or seconds that is reached ends the run."""
 
     steps: int | None = None
     tokens: int | None = None
@@ -75,6 +83,9 @@ class TrainingConfig:
     segment: int | Steps | None = None
     segment_jitter: float = 0.0
     memory: int | Steps | None = None
+    clamp: int | None = None
+    same_length: bool | None = None
+    pointer: int | None = None
     accumulate: int = 1
     optimizer: Literal["adamw", "muon", "sgd"] = "adamw"
     lr: float = 2.5e-4
@@ -97,7 +108,7 @@ class TrainingConfig:
     average_patience: int = 0
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     compile: bool | None = None
-    record: bool = False
+    cuda_graph: bool = False
     checkpoint_activations: bool = False
     validate_every: int = 0
     validate_tokens: int | None = None
@@ -110,7 +121,8 @@ class TrainingConfig:
         config.require_bounds(self, "training", LARGEST)
         limits = (self.steps, self.tokens, self.seconds)
         require(
-            any(v is not None for v in limits), "training.steps is missing; give a limit in steps, tokens or seconds"
+            any(v is not None for v in limits),
+            "training.steps is missing; set training.steps, training.tokens or training.seconds",
         )
         for name in ("steps", "tokens", "seconds", "lr", "muon_lr", "epsilon"):
             value = getattr(self, name)
@@ -122,27 +134,30 @@ class TrainingConfig:
         for name in ("segment_jitter", "average_from", "average_patience"):
             require(getattr(self, name) >= 0, f"training.{name}={getattr(self, name)} must not be negative")
         for name in ("weight_dropout", "muon_momentum", "average_decay", "lr_floor", "cooldown"):
-            require(0 <= getattr(self, name) < 1, f"training.{name}={getattr(self, name)} must lie in [0, 1)")
-        require(all(0 <= b < 1 for b in self.betas), f"training.betas={list(self.betas)} must both lie in [0, 1)")
+            require(0 <= getattr(self, name) < 1, f"training.{name}={getattr(self, name)} must be in [0, 1)")
+        require(all(0 <= b < 1 for b in self.betas), f"training.betas={list(self.betas)} must both be in [0, 1)")
         require(
             self.patience == 0 or self.validate_every > 0,
-            f"training.patience={self.patience} counts validations; set training.validate_every too",
+            f"training.patience={self.patience} counts validations; set training.validate_every",
         )
         require(
             not (self.compile and self.segment_jitter),
-            f"training.segment_jitter={self.segment_jitter} gives every step another length, and training.compile=true "
-            "would compile each; turn one of them off",
+            f"training.segment_jitter={self.segment_jitter} changes the length of steps, and training.compile=true "
+            "would compile each length; turn off one of them",
         )
         for name in ("segment_jitter", "checkpoint_activations"):
             require(
-                not (self.record and getattr(self, name)),
-                f"training.record=true replays one step, which training.{name}={getattr(self, name)} does not allow; "
-                "turn one of them off",
+                not (self.cuda_graph and getattr(self, name)),
+                f"training.cuda_graph=true needs static steps, which training.{name}={getattr(self, name)} prevents; "
+                "turn off one of them",
             )
         if self.average_patience:
             self._check_trigger()
         for name, least in (("batch", 1), ("segment", 1), ("memory", 0)):
             _check_steps(name, getattr(self, name), least)
+        for name in ("clamp", "pointer"):
+            value = getattr(self, name)
+            require(value is None or value >= 0, f"training.{name}={value} must not be negative; 0 turns it off")
         for _, rows in as_steps(self.batch):
             require(
                 rows % self.accumulate == 0,
@@ -151,40 +166,41 @@ class TrainingConfig:
 
     def _check_trigger(self) -> None:
         given = f"training.average_patience={self.average_patience}"
-        require(self.averaging == "asgd", f"{given} is when training.averaging='asgd' begins; set that too")
-        require(self.validate_every > 0, f"{given} counts validations; set training.validate_every too")
+        require(self.averaging == "asgd", f"{given} needs training.averaging='asgd', not '{self.averaging}'")
+        require(self.validate_every > 0, f"{given} counts validations; set training.validate_every")
         require(
             self.average_from == 0,
-            f"{given} and training.average_from={self.average_from} both say when averaging begins; set one of them",
+            f"{given} and training.average_from={self.average_from} both set the start of averaging; leave out one",
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """How the trained model is scored; what is left out is as in training."""
+    """How the trained model is read. Default of every key: its value at the end of training."""
 
     segment: int | None = None
     memory: int | None = None
     clamp: int | None = None
     same_length: bool | None = None
-    copy: int | None = None
-    lanes: int = 1
+    pointer: int | None = None
+    temperature: float | None = None
+    streams: int = 1
 
     def __post_init__(self) -> None:
         config.require_bounds(self, "evaluation", LARGEST)
-        for name, least in (("segment", 1), ("memory", 0), ("clamp", 0), ("copy", 0), ("lanes", 1)):
+        for name, least in (("segment", 1), ("memory", 0), ("clamp", 0), ("pointer", 0), ("streams", 1)):
             value = getattr(self, name)
             require(value is None or value >= least, f"evaluation.{name}={value} must be at least {least}")
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Those of the model's settings that are given."""
-        return {key: value for key in WEIGHTLESS if (value := getattr(self, key)) is not None}
+        """The reading settings that are set."""
+        return _given(self, ("segment", *SETTINGS, "temperature"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedConfig:
-    """What the recipe should come to, and who says so."""
+    """The published score and size, with their source."""
 
     score: float | None = None
     unit: str | None = None
@@ -196,22 +212,24 @@ class ExpectedConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReachedConfig:
-    """What the recipe has come to here, in the unit of `expected`, and on which text; how long it took, on what."""
+class ResultConfig:
+    """The score of a run of this recipe, its text, training time and device."""
 
     score: float | None = None
     on: str | None = None
     unit: str | None = None
+    uses: str | None = None
+    """What a published score does not use, for example a pointer. None: the score is comparable."""
     seconds: float | None = None
     device: str | None = None
 
     def __post_init__(self) -> None:
-        config.require_bounds(self, "reached", LARGEST)
+        config.require_bounds(self, "result", LARGEST)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A run before it has met its data; `model` is the config of `family`."""
+    """Everything about a run except its text; `model` is the config of `family`."""
 
     name: str
     family: str
@@ -220,17 +238,47 @@ class Recipe:
     data: DataConfig = field(default_factory=DataConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     expected: ExpectedConfig = field(default_factory=ExpectedConfig)
-    reached: ReachedConfig = field(default_factory=ReachedConfig)
+    result: ResultConfig = field(default_factory=ResultConfig)
 
     def __post_init__(self) -> None:
         require(
-            not (self.training.record and self.model.cutoffs),
-            f"training.record=true replays fixed shapes, and with model.cutoffs={list(self.model.cutoffs)} those of "
-            "the softmax depend on the text; turn one of them off",
+            not (self.training.cuda_graph and self.model.cutoffs),
+            f"training.cuda_graph=true needs static shapes, but with model.cutoffs={list(self.model.cutoffs)} those of "
+            "the softmax depend on the text; turn off one of them",
         )
+        self._check_settings()
+        self.training_readings()  # raises an error if settings contradict each other
+        self.evaluation_reading()
+
+    def _check_settings(self) -> None:
+        """A setting that the family does not use is an error, because it would have no effect."""
+        used = family(self.family).settings
+        for table, values in (("training", _given(self.training, SETTINGS)), ("evaluation", self.evaluation.settings)):
+            for key in values:
+                require(key in used, f"{table}.{key} has no effect on the family {self.family}; leave it out")
+
+    def _changes(self) -> list[int]:
+        """The steps at which segment or memory changes."""
+        return sorted({step for key in ("segment", "memory") for step, _ in as_steps(getattr(self.training, key) or 0)})
+
+    def training_reading(self, step: int = 0) -> Reading:
+        """The reading of a step."""
+        values = _given(self.training, ("segment", *SETTINGS))
+        for key in ("segment", "memory"):
+            if key in values:
+                values[key] = value_at(values[key], step)
+        return dataclasses.replace(family(self.family).reading, **values)
+
+    def training_readings(self) -> list[Reading]:
+        """Every reading of the schedules, in order."""
+        return [self.training_reading(step) for step in self._changes()]
+
+    def evaluation_reading(self) -> Reading:
+        """The reading at the end of training, with the settings of [evaluation]."""
+        return dataclasses.replace(self.training_reading(self._changes()[-1]), **self.evaluation.settings)
 
     def with_vocabulary(self, size: int) -> "Recipe":
-        """The same recipe for a text of that many symbols: the data knows, a preset only states."""
+        """The recipe with the vocabulary of its text, which overrides that of the file."""
         return dataclasses.replace(self, model=dataclasses.replace(self.model, vocabulary=size))
 
     def to_toml(self) -> str:
@@ -245,12 +293,33 @@ SECTIONS: dict[str, type] = {
     "training": TrainingConfig,
     "evaluation": EvaluationConfig,
     "expected": ExpectedConfig,
-    "reached": ReachedConfig,
+    "result": ResultConfig,
 }
+
+
+MOVED = {
+    **{f"model.{key}": f"training.{key}" for key in ("segment", "memory", "clamp", "same_length")},
+    "model.copy": "training.pointer",
+    "model.copy_width": "model.pointer_width",
+    "data.tokens": "data.tokenizer",
+    "training.record": "training.cuda_graph",
+    "evaluation.copy": "evaluation.pointer",
+    "evaluation.lanes": "evaluation.streams",
+}
+"""Keys of longspan 0.1 and their new names."""
 
 
 def as_steps(value: int | Steps) -> Steps:
     return ((0, value),) if isinstance(value, int) else value
+
+
+def value_at(schedule: int | Steps, step: int) -> int:
+    """The value of a schedule at `step` (counted from 0)."""
+    return next(value for start, value in reversed(as_steps(schedule)) if start <= step)
+
+
+def _given(table: Any, names: Sequence[str]) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(table, name)) is not None}
 
 
 def _check_steps(name: str, value: int | Steps | None, least: int) -> None:
@@ -260,14 +329,14 @@ def _check_steps(name: str, value: int | Steps | None, least: int) -> None:
     steps = [step for step, _ in pairs]
     require(
         steps[:1] == [0] and all(a < b for a, b in itertools.pairwise(steps)),
-        f"training.{name}={config.shown(value)} must list [step, value] pairs with rising steps, the first at step 0",
+        f"training.{name}={config.shown(value)} must list [step, value] pairs with increasing steps from step 0",
     )
     for _, item in pairs:
         require(item >= least, f"training.{name}={item} must be at least {least}")
 
 
 def recipe_folders() -> list[Path]:
-    """Where recipes are looked up by name: inside the installed package, or beside its source."""
+    """The folders of recipes that have a name: in the installed package, or in the source tree."""
     package = Path(__file__).parents[1]
     return [folder for folder in (package / "recipes", package.parents[1] / "recipes") if folder.is_dir()]
 
@@ -277,11 +346,11 @@ def recipe_names() -> list[str]:
 
 
 def find_recipe(name_or_path: str | Path) -> Path:
-    """The file of a recipe: a path as it is, a name in the recipes that came with longspan, or a file of that name."""
+    """The file of a recipe: a path, the name of a recipe of longspan, or a file in the working directory."""
     text = str(name_or_path)
     if text.endswith(".toml") or "/" in text:
         if not Path(text).is_file():
-            raise ConfigError(f"there is no recipe file {text}; known by name: {', '.join(recipe_names())}")
+            raise ConfigError(f"there is no recipe file {text}; known names: {', '.join(recipe_names())}")
         return Path(text)
     for folder in recipe_folders():
         if (folder / f"{text}.toml").is_file():
@@ -292,7 +361,7 @@ def find_recipe(name_or_path: str | Path) -> Path:
 
 
 def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of that name or file, with `key=value` overrides laid on top."""
+    """The recipe with that name or path, with `key=value` overrides applied."""
     path = find_recipe(name_or_path)
     values = config.read_toml(path)
     over = config.parse_overrides(overrides)
@@ -306,52 +375,57 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
 
 
 def held_out_of(model: Path, corpus: str) -> dict[str, str]:
-    """What the recipe of a run gives for valid and test, where `model` is of that run and `corpus` what it reads.
+    """The valid and test files in the recipe of the run that `model` belongs to, if the run was trained on `corpus`.
 
-    Without it, a split of that corpus would hold text that the run was trained on.
+    Without them, a split of that corpus would contain text that the model was trained on.
     """
     for folder in (model, model.parent):
         try:
             data = config.build(DataConfig, config.read_toml(folder / "recipe.toml").get("data", {}), "data")
-        except (ConfigError, AttributeError):  # no recipe, or none that can be read
+        except (ConfigError, AttributeError):  # no recipe, or not a valid one
             continue
         return data.held_out if Path(data.corpus).resolve() == Path(corpus).resolve() else {}
     return {}
 
 
 def build_recipe(values: Mapping[str, Any], name: str = "recipe") -> Recipe:
-    """A recipe from plain values, every key of them known and of its type."""
+    """A recipe from plain values. Unknown keys and wrong types are errors."""
     tables = dict(values)
     name = tables.pop("name", name)
     for key, table in tables.items():
+        for moved in (f"{key}.{name}" for name in (table if isinstance(table, Mapping) else ())):
+            if moved in MOVED:
+                raise ConfigError(f"{moved} was renamed to {MOVED[moved]}; use the new name")
+        if key == "reached":
+            raise ConfigError("the table [reached] was renamed to [result]; use the new name")
         if key not in ("model", *SECTIONS):
             raise UnknownNameError("table", key, ["model", *SECTIONS])
         if not isinstance(table, Mapping):
-            raise ConfigError(f"{key}={config.shown(table)} is a plain value; it takes a table of keys")
+            raise ConfigError(f"{key}={config.shown(table)} is a plain value; it must be a table")
     if not isinstance(name, str):
-        raise ConfigError(f"name={config.shown(name)} is of the wrong type; it takes a word")
+        raise ConfigError(f"name={config.shown(name)} has the wrong type; it must be a string")
     config.require_unicode(name, "name")
     model = dict(tables.get("model", {}))
     chosen = model.pop("family", "transformer-xl")
     if not isinstance(chosen, str):
-        raise ConfigError(f"model.family={config.shown(chosen)} is of the wrong type; it takes a word")
+        raise ConfigError(f"model.family={config.shown(chosen)} has the wrong type; it must be a string")
     cls = family(chosen).Config
     sections: dict[str, Any] = {key: config.build(c, tables.get(key, {}), key) for key, c in SECTIONS.items()}
     return Recipe(name=name, family=chosen, model=config.build(cls, model, "model"), **sections)
 
 
-def _line_of(sentence: str, path: Path, over: Mapping[str, Any]) -> int | None:
-    """The line of the file that holds the key a sentence speaks of; None if an override set it, or none is named."""
+def _line_of(message: str, path: Path, over: Mapping[str, Any]) -> int | None:
+    """The line of the key that an error message names; None if an override set it, or if it names none."""
     lines = path.read_text(encoding="utf-8-sig").splitlines()
-    keys = re.findall(r"\b([a-z]\w*)\.([a-z]\w*)", sentence)
-    if sentence.startswith("no family called"):
+    keys = re.findall(r"\b([a-z]\w*)\.([a-z]\w*)", message)
+    if message.startswith("no family called"):
         keys = [("model", "family")]
     for table, key in keys:
         if key in over.get(table, {}):
             return None
         if number := _line_of_key(lines, table, key):
             return number
-    for found in re.finditer(r"no table called '([^']+)'|^(\w+)=.* is a plain value", sentence):
+    for found in re.finditer(r"no table called '([^']+)'|^(\w+)=.* is a plain value", message):
         table = found[1] or found[2]
         if table in over:
             return None
@@ -363,7 +437,7 @@ def _line_of(sentence: str, path: Path, over: Mapping[str, Any]) -> int | None:
 
 
 def _line_of_key(lines: Sequence[str], table: str, key: str) -> int | None:
-    """Where a key is given: under its table's header, dotted, inside an inline table, or as a header of its own."""
+    """The line of a key: under the header of its table, dotted, in an inline table, or as a header of its own."""
     name = rf"[\"']?{re.escape(key)}[\"']?"
     outside = rf"\s*{table}\s*(\.\s*{name}\s*=|=\s*\{{.*\b{name}\s*=)"
     inside = ""

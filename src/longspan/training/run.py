@@ -1,4 +1,4 @@
-"""A run is a folder: the recipe as resolved, what it ran on, metrics, checkpoints. It can be left and taken up."""
+"""A training run in a folder: start, resume or branch it, and check that a resume is allowed."""
 
 import dataclasses
 import shlex
@@ -14,12 +14,12 @@ import torch
 from longspan import config
 from longspan.checkpoints import store
 from longspan.checkpoints.manifest import MANIFEST, Verified
-from longspan.data import Encoded, Lanes, open_corpus
-from longspan.data.readings import find_reading
+from longspan.data import BatchStreams, Encoded, open_corpus
+from longspan.data.tokenizer_specs import find_tokenizer_spec
 from longspan.errors import CheckpointError, ConfigError, DataError
 from longspan.models.families import create
 from longspan.training import snapshot
-from longspan.training.folder import check_folder, claimed, find_origin, is_own, read_about, write_about
+from longspan.training.folder import check_folder, find_origin, is_own, locked, read_run_info, write_run_info
 from longspan.training.ledger import NotFiniteError
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer, ResumeWarning
@@ -27,26 +27,25 @@ from longspan.training.observers.average_trigger import AverageTrigger
 from longspan.training.observers.checkpoints import Checkpoints
 from longspan.training.observers.early_stop import EarlyStop
 from longspan.training.observers.metrics import Metrics
-from longspan.training.observers.progress import Progress, say
+from longspan.training.observers.progress import Progress, print_line
 from longspan.training.observers.tensorboard import TensorBoard
 from longspan.training.observers.validation import Validate
-from longspan.training.recipe import DataConfig, EvaluationConfig, Recipe, load_recipe
-from longspan.training.rehearsal import rehearse
-from longspan.training.schedules import value_at
+from longspan.training.preflight import preflight
+from longspan.training.recipe import DataConfig, EvaluationConfig, Recipe, load_recipe, value_at
 
 RECIPE = snapshot.RECIPE
-# What a validation score depends on beside the model and the text.
+# What a validation score depends on, apart from the model and the text.
 SCORING = {"training.validate_tokens", *(f"evaluation.{key.name}" for key in dataclasses.fields(EvaluationConfig))}
-# What a resume may change: it moves an end or what is watched, not what a step computes.
+# What a resume may change: limits and observers, not what a step computes.
 FREE = {
     *SCORING,
     *(f"data.{key}" for key in ("corpus", "valid", "test")),
-    # Another vocabulary comes from another text, and that is told by the text's fingerprint.
+    # The vocabulary follows from the text, which is checked by its fingerprint.
     "model.vocabulary",
-    *(f"training.{key}" for key in ("steps", "tokens", "seconds", "compile", "record", "checkpoint_activations")),
+    *(f"training.{key}" for key in ("steps", "tokens", "seconds", "compile", "cuda_graph", "checkpoint_activations")),
     *(f"training.{key}" for key in ("validate_every", "save_every", "keep", "patience")),
 }
-# What a branch, a new run that goes on from another's checkpoint, may change on top: how far its steps go.
+# What a branch (a new run from another run's checkpoint) may change in addition: the size of its updates.
 TUNABLE = {
     *(f"training.{key}" for key in ("lr", "muon_lr", "muon_momentum", "betas", "epsilon", "weight_decay")),
     *(f"training.{key}" for key in ("schedule", "warmup", "lr_floor", "cooldown", "clip", "spike")),
@@ -55,7 +54,7 @@ TUNABLE = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run stands when its process ends."""
+    """The result of a training process."""
 
     out: Path
     step: int
@@ -68,13 +67,13 @@ class Outcome:
     def sentence(self) -> str:
         if self.interrupted is not None:
             return (
-                f"stopped by {self.interrupted.name} after step {self.step}, which is saved; "
-                f"go on with: longspan train --out {shlex.quote(str(self.out))} --resume auto"
+                f"stopped by {self.interrupted.name} and saved at step {self.step}; "
+                f"continue with: longspan train --out {shlex.quote(str(self.out))} --resume auto"
             )
         if self.took_steps == 0:
-            return f"{self.out} was finished already, after step {self.step}"
+            return f"{self.out} is already finished (step {self.step})"
         if self.stopped_early:
-            return f"stopped after step {self.step}, since held-out text was predicted no better: {self.out}"
+            return f"stopped early after step {self.step}, because validation did not improve: {self.out}"
         return f"finished after step {self.step}: {self.out}"
 
 
@@ -87,18 +86,18 @@ def resolve(
     resume: str | None = None,
     seed: int | None = None,
 ) -> Recipe:
-    """The recipe of a command line; a run or checkpoint that is there already brings its own where none is named."""
+    """The recipe of a command line. Default: that of the run in `out`, or of the checkpoint to resume."""
     if recipe is None:
         places = [*([out] if out else []), *([Path(resume)] if resume not in (None, "auto") else [])]
         recipe = next((place / RECIPE for place in places if (place / RECIPE).is_file()), None)
         if recipe is None:
-            raise ConfigError("no recipe was named; give --recipe NAME or FILE (tiny is one to begin with)")
+            raise ConfigError("--recipe is missing; use a file or a name, for example --recipe tiny")
     chosen = load_recipe(recipe, overrides)
     if data is not None:
         chosen = dataclasses.replace(chosen, data=dataclasses.replace(chosen.data, corpus=data))
     if seed is not None:
         chosen = dataclasses.replace(chosen, training=dataclasses.replace(chosen.training, seed=seed))
-    # The run may be taken up from another folder.
+    # Absolute paths, because the run may be resumed from another working directory.
     paths: dict[str, Any] = {
         key: str(Path(path).resolve()) for key, path in chosen.data.paths.items() if Path(path).exists()
     }
@@ -109,22 +108,22 @@ def resolve(
 
 def open_text(recipe: Recipe, split: str) -> Encoded:
     data = recipe.data
-    if data.tokens is None or data.minimum is None:
-        return open_corpus(data.corpus, split, data.tokens, held_out=data.held_out)
-    reading = dataclasses.replace(find_reading(data.tokens), minimum=data.minimum)
-    return open_corpus(data.corpus, split, reading, held_out=data.held_out)
+    if data.tokenizer is None or data.minimum is None:
+        return open_corpus(data.corpus, split, data.tokenizer, held_out=data.held_out)
+    spec = dataclasses.replace(find_tokenizer_spec(data.tokenizer), minimum=data.minimum)
+    return open_corpus(data.corpus, split, spec, held_out=data.held_out)
 
 
 def make_trainer(
     recipe: Recipe, text: Encoded, device: torch.device, observers: Sequence[Observer] = ()
 ) -> tuple[Recipe, Trainer]:
-    """A trainer before its first step, and the recipe with the vocabulary of its text."""
+    """The recipe with the vocabulary of the text, and a trainer before its first step."""
     recipe = recipe.with_vocabulary(text.tokenizer.size)
     rows = value_at(recipe.training.batch, 0)
-    lanes = Lanes(text.ids, text.starts if recipe.data.documents else [], rows, text.fingerprint, text.name)
+    streams = BatchStreams(text.ids, text.starts if recipe.data.documents else [], rows, text.fingerprint, text.name)
     torch.manual_seed(recipe.training.seed)
-    model = create(recipe.family, recipe.model)
-    return recipe, Trainer(recipe, model, text.tokenizer, lanes, device, observers)
+    model = create(recipe.family, recipe.model, recipe.evaluation_reading())
+    return recipe, Trainer(recipe, model, text.tokenizer, streams, device, observers)
 
 
 def train(
@@ -135,19 +134,19 @@ def train(
     device: torch.device | str = "cpu",
     observers: Sequence[Observer] | None = None,
 ) -> Outcome:
-    """Train to the recipe's end in the folder `out`; `resume` is 'auto' or the path of a checkpoint or a run."""
+    """Train in the folder `out` until the recipe's limit. `resume` is 'auto', or the path of a checkpoint or a run."""
     device = torch.device(device)
     out = Path(out)
-    check_apart(out, recipe.data)
-    with claimed(out):
+    check_outside_data(out, recipe.data)
+    with locked(out):
         check_folder(out, resume)
         start = find_start(out, resume)
-        tell = say if observers is None else _say_nothing
-        tell(f"reading {recipe.data.corpus}")
+        show = print_line if observers is None else _print_nothing
+        show(f"reading {recipe.data.corpus}")
         text = open_text(recipe, "train")
         watching = default_observers(recipe, out, text) if observers is None else list(observers)
         recipe, trainer = make_trainer(recipe, text, device, watching)
-        tell(f"preparing {recipe.family} with {trainer.model.parameter_count:,} parameters on {device}")
+        show(f"preparing {recipe.family} with {trainer.model.parameter_count:,} parameters on {device}")
         if (out / RECIPE).is_file():
             check_same(recipe, load_recipe(out / RECIPE), out)
         if start is not None:
@@ -158,36 +157,38 @@ def train(
                     observer.branched()
         before = trainer.step
         if not trainer.finished:
-            rehearse(trainer)
-            write_about(out, recipe, text, device, start)
+            preflight(trainer)
+            write_run_info(out, recipe, text, device, start)
             try:
                 trainer.run()
             except NotFiniteError as error:
-                raise NotFiniteError(f"{error}: {_way_on(out)}") from None
-        # A signal in the last step leaves nothing to go on with.
+                raise NotFiniteError(f"{error}; {_fix(out)}") from None
+        # After a signal in the last step nothing is left to do.
         signalled = None if trainer.finished else trainer.interrupted
         return Outcome(out, trainer.step, trainer.finished, signalled, trainer.step - before, trainer.stopped_early)
 
 
-def _say_nothing(_: str) -> None:
-    """Where the observers are chosen by the caller, so is what is said."""
+def _print_nothing(_: str) -> None:
+    """A caller that passes its own observers gets no other output."""
 
 
-def _way_on(out: Path) -> str:
+def _fix(out: Path) -> str:
     if store.numbered(out):
-        going_on = f"--resume {shlex.quote(str(out))} --out ANOTHER --set training.lr=..."
-        return f"look at that text, or go on from the last checkpoint at a lower rate with {going_on}"
-    return "look at that text, or begin in another --out with a lower training.lr"
+        flags = f"--resume {shlex.quote(str(out))} --out ANOTHER --set training.lr=..."
+        return f"check that text, or continue from the last checkpoint at a lower learning rate with {flags}"
+    return "check that text, or start in another --out with a lower training.lr"
 
 
 def default_observers(recipe: Recipe, out: Path, text: Encoded) -> list[Observer]:
-    """In the order they are called: what a checkpoint must hold or follow comes before it."""
+    """The observers of a recipe in call order. Checkpoints come last, because they save the others' facts."""
     training = recipe.training
     observers: list[Observer] = [Metrics(out), TensorBoard(out), Progress(text)]
     if training.validate_every:
         held_out = open_corpus(recipe.data.corpus, "valid", text.tokenizer, held_out=recipe.data.held_out)
         if len(held_out) < 2:
-            raise DataError(f"the valid split of {held_out.name} has {len(held_out)} tokens; give it more text")
+            raise DataError(
+                f"the valid split of {held_out.name} has {len(held_out)} tokens; use a text with at least 2"
+            )
         decides = validation_decides(recipe)
         observers.append(Validate(held_out, training.validate_every, training.validate_tokens, decides=decides))
     if training.patience:
@@ -197,51 +198,52 @@ def default_observers(recipe: Recipe, out: Path, text: Encoded) -> list[Observer
     return [*observers, Checkpoints(out, training.save_every, training.keep)]
 
 
-def check_apart(out: Path, data: DataConfig) -> None:
-    """A run inside a folder it reads would be part of its text, which then changes with every step."""
+def check_outside_data(out: Path, data: DataConfig) -> None:
+    """A run must not be inside the data, because its own files would become part of the text."""
     for given in data.paths.values():
         folder = Path(given).resolve()
         if folder.is_dir() and folder in (out.resolve(), *out.resolve().parents):
-            raise ConfigError(f"--out {out} lies inside the data, {given}; choose a folder outside of it")
+            raise ConfigError(f"--out {out} is inside the data folder {given}; use a folder outside of it")
 
 
 def find_start(out: Path, resume: str | None) -> Verified | None:
-    """The checkpoint to go on from; None for a run that begins."""
+    """The checkpoint to resume; None for a new run."""
     if resume is None:
         return None
     newest = store.newest_good(out, keep=snapshot.PARTS)
     own = newest.found
     if own is None and newest.passed_over:
-        # Beginning anew would write over what may still be mended.
+        # A new start would overwrite checkpoints that may still be repaired.
         raise CheckpointError(
-            f"{out} holds {len(newest.passed_over)} checkpoints and none is whole, since "
-            f"{newest.passed_over[0].reason}; choose another --out to begin anew"
+            f"all {len(newest.passed_over)} checkpoints in {out} are damaged ({newest.passed_over[0].reason}); "
+            "use another --out to start again"
         )
     if resume == "auto":
         return own or find_origin(out)
     path = Path(resume)
     if not path.is_dir():
-        raise CheckpointError(f"there is no run or checkpoint {path} to resume; --resume auto takes what --out holds")
+        raise CheckpointError(f"--resume {path} does not exist; use a run, a checkpoint, or auto for the run in --out")
     if (path / MANIFEST).is_file():
         found = store.read_folder(path)
         if not set(snapshot.PARTS) <= set(found.files):
-            raise CheckpointError(f"{path} is a model alone; a resume needs a checkpoint-N, or the folder of a run")
+            raise CheckpointError(
+                f"{path} is a model without training state; resume from a checkpoint-N or the folder of a run"
+            )
         found = store.read_folder(path, snapshot.PARTS)
     else:
         there = store.newest_good(path, keep=snapshot.PARTS).found
         if there is None:
-            raise CheckpointError(f"{path} holds no whole checkpoint to resume")
+            raise CheckpointError(f"{path} has no complete checkpoint; choose another run or checkpoint to resume")
         found = there
     if own is not None and own.path.resolve() != found.path.resolve():
         raise ConfigError(
-            f"--out {out} has come as far as {own.path.name}, and --resume names {path}; "
-            "to branch off from there give another --out"
+            f"--out {out} is at {own.path.name}, but --resume is {path}; use another --out to branch from there"
         )
     return found
 
 
 def check_start(recipe: Recipe, start: Verified, out: Path) -> None:
-    """A checkpoint is gone on from with the recipe it was made by, whatever has become of the run around it."""
+    """A resume needs the recipe stored in the checkpoint, even if the run's own recipe.toml was edited."""
     if RECIPE not in start.files:
         return
     stored = load_recipe(start.path / RECIPE)
@@ -249,14 +251,15 @@ def check_start(recipe: Recipe, start: Verified, out: Path) -> None:
     if recipe.training.validate_every and stored.training.validate_every:
         now, then = _flat(recipe), _flat(stored)
         for key in sorted(key for key in SCORING if now.get(key) != then.get(key)):
-            change = f"{key} was {config.show(then.get(key, 'unset'))} and is {config.show(now.get(key, 'unset'))}"
-            warnings.warn(f"{change}; scores before and after cannot be compared", ResumeWarning, stacklevel=2)
+            change = f"{config.show(then.get(key, 'unset'))} to {config.show(now.get(key, 'unset'))}"
+            sentence = f"{key} changes from {change}; validation scores before and after are not comparable"
+            warnings.warn(sentence, ResumeWarning, stacklevel=2)
 
 
 def check_same(recipe: Recipe, stored: Recipe, where: Path, free: Set[str] = FREE) -> None:
-    """A run goes on with the recipe it began with, save for its end and what watches it.
+    """A run continues with the recipe it started with, except for the keys in `free`.
 
-    Where validation scores decide about training, what they depend on must stay as it was too.
+    If validation scores influence training, the keys that they depend on are not free either.
     """
     now, then = _flat(recipe), _flat(stored)
     free = free - SCORING if validation_decides(recipe) else free
@@ -264,13 +267,13 @@ def check_same(recipe: Recipe, stored: Recipe, where: Path, free: Set[str] = FRE
     for key in sorted(now.keys() | then.keys()):
         if now.get(key) != then.get(key) and key not in free:
             raise ConfigError(
-                f"{where} holds a run with {key}={config.show(then.get(key, 'unset'))}, and this one has "
-                f"{config.show(now.get(key, 'unset'))}; choose another --out, or leave {key} as it was"
+                f"{where} has {key}={config.show(then.get(key, 'unset'))}, but this run has "
+                f"{config.show(now.get(key, 'unset'))}; use another --out, or do not change {key}"
             )
 
 
 def validation_decides(recipe: Recipe) -> bool:
-    """Whether validation scores end the run or begin the averaging."""
+    """Whether validation scores can stop the run or start the averaging."""
     return bool(recipe.training.patience or recipe.training.average_patience)
 
 
@@ -283,15 +286,15 @@ def _flat(recipe: Recipe) -> dict[str, Any]:
 
 
 def origin(out: Path) -> list[str]:
-    """What run.json tells of a run's weights, in sentences: the text, and what its last process ran on."""
-    about = read_about(out)
+    """Sentences about the origin of a run's weights, from run.json: the text and the last process."""
+    info = read_run_info(out)
     try:
-        data, last = about["data"], about["processes"][-1]
-        made_by = last["commit"]  # none where an installed longspan trained
+        data, last = info["data"], info["processes"][-1]
+        commit = last["commit"]  # None for an installed package
         text = f"Text: the {data['split']} split of {data['name']}, {data['tokens']:,} tokens"
         return [
             f"{text}, fingerprint {data['fingerprint']}.",
-            f"Trained by longspan {last['longspan']}, {f'commit {made_by}, ' * bool(made_by)}torch {last['torch']}, "
+            f"Trained by longspan {last['longspan']}, {f'commit {commit}, ' * bool(commit)}torch {last['torch']}, "
             f"on {last['device']}.",
         ]
     except (ValueError, LookupError, TypeError):

@@ -1,32 +1,27 @@
-"""What changes over a run: the learning rate, and whatever else a recipe gives as [step, value] pairs."""
+"""What changes during a run: the learning rate and, with jitter, the length of segments."""
 
 import math
 
 import numpy as np
 
-from longspan.training.recipe import Steps, TrainingConfig, as_steps
+from longspan.training.recipe import TrainingConfig
 
 
-def value_at(schedule: int | Steps, step: int) -> int:
-    """The value in force at `step` (counted from 0)."""
-    return next(value for begin, value in reversed(as_steps(schedule)) if begin <= step)
+def segment_at(config: TrainingConfig, segment: int, step: int) -> int:
+    """The length of the segment at `step`, where `segment` is that of the recipe (Merity et al. 2017, section 4.1).
 
-
-def segment_at(config: TrainingConfig, whole: int, step: int) -> int:
-    """The length of the segment at `step`, `whole` being that of the recipe: Merity et al. 2017, section 4.1.
-
-    With jitter s it is drawn from N(whole, s) nineteen times in twenty, else from N(whole / 2, s), so that segments
-    end elsewhere in every pass. The draw follows from the seed and the step alone: a resume draws it again.
+    With jitter s it is drawn from N(segment, s) with probability 0.95, else from N(segment / 2, s), so that segments
+    end at other positions in every pass. The draw depends only on the seed and the step, so a resume repeats it.
     """
     if not config.segment_jitter:
-        return whole
-    chance = np.random.default_rng([config.seed, step])
-    mean = whole if chance.random() < 0.95 else whole / 2
-    return max(min(5, whole), int(chance.normal(mean, config.segment_jitter)))
+        return segment
+    rng = np.random.default_rng([config.seed, step])
+    mean = segment if rng.random() < 0.95 else segment / 2
+    return max(min(5, segment), int(rng.normal(mean, config.segment_jitter)))
 
 
 def progress(config: TrainingConfig, step: int, tokens: int, seconds: float) -> float:
-    """How much of the run is done, 0 to 1, by the limit that is nearest."""
+    """The completed fraction of the run, 0 to 1, by the limit that is nearest."""
     shares = [
         done / limit
         for done, limit in ((step, config.steps), (tokens, config.tokens), (seconds, config.seconds))
@@ -36,10 +31,10 @@ def progress(config: TrainingConfig, step: int, tokens: int, seconds: float) -> 
 
 
 def lr_factor(config: TrainingConfig, step: int, done: float) -> float:
-    """What the learning rate is multiplied with at `step` (counted from 0), `done` of the run being over.
+    """The factor of the learning rate at `step` (counted from 0) when the fraction `done` of the run is completed.
 
-    Warm-up is linear and takes the place of the schedule while it lasts, as in the authors' code: their cosine counts
-    from step 0, not from the end of the warm-up.
+    Warm-up is linear and replaces the schedule, as in the authors' code: their cosine starts at step 0, not at the
+    end of the warm-up.
     """
     if step < config.warmup:
         return (step + 1) / config.warmup

@@ -1,4 +1,4 @@
-"""A run at one step as files: a model folder anyone can load, with what only a resume needs beside it."""
+"""A checkpoint of a run: a model folder that anyone can load, plus the files that a resume needs."""
 
 import json
 import shlex
@@ -14,12 +14,13 @@ from longspan import config
 from longspan.checkpoints import store
 from longspan.checkpoints.manifest import Verified, read_json
 from longspan.checkpoints.model_folder import WEIGHTS, save_model
+from longspan.checkpoints.states import FLOATS, restore_state
 from longspan.checkpoints.weights import fill, parse_weights, require_match, weights_of
-from longspan.contract import FLOATS, State
+from longspan.contract import State
 from longspan.errors import CheckpointError, ConfigError, StateError
 from longspan.shapes import Tensor
 from longspan.training.loop import Trainer
-from longspan.training.step import known_whole
+from longspan.training.step import with_full
 
 FORMAT = 1
 TENSORS, FACTS, RECIPE = "training.safetensors", "training.json", "recipe.toml"
@@ -27,30 +28,23 @@ PARTS = (WEIGHTS, TENSORS, FACTS)
 
 
 def save(trainer: Trainer, path: Path) -> None:
-    """A checkpoint, whole or not at all: the model as one would use it, and everything to go on from."""
+    """Write a checkpoint atomically: the model as it is used, and everything that a resume needs."""
     facts = (json.dumps(facts_of(trainer), indent=1) + "\n").encode()
     extra: dict[str, store.Content] = {FACTS: facts, TENSORS: partial(save_file, tensors_of(trainer))}
     extra[RECIPE] = trainer.recipe.to_toml().encode()
-    with trainer.as_model() as model:
+    with trainer.evaluation_model() as model:
         save_model(path, model, trainer.tokenizer, notes=notes(trainer), extra=extra, replace=True)
 
 
 def notes(trainer: Trainer) -> list[str]:
-    """Where the model comes from, and how the recipe would have it scored."""
+    """Lines for the model's README: how it was trained, and how to score it."""
     recipe = trainer.recipe
-    chosen = recipe.evaluation
     test = recipe.data.test
     flags = ["--data", shlex.quote(test or recipe.data.corpus), *([] if test else ["--split test"])]
-    flags += [
-        f"--{name} {value}"
-        for name in ("segment", "memory", "clamp", "copy")
-        if (value := getattr(chosen, name)) is not None
-    ]
-    flags += ["--same-length"] if chosen.same_length else []
-    text = f"{trainer.tokens:,} tokens of {trainer.lanes.name} (fingerprint {trainer.lanes.fingerprint[:16]})"
+    text = f"{trainer.tokens:,} tokens of {trainer.streams.name} (fingerprint {trainer.streams.fingerprint[:16]})"
     return [
         f"Recipe {recipe.name}, seed {recipe.training.seed}, {trainer.step:,} steps, {text}.",
-        f"To be scored by: longspan eval MODEL {' '.join(flags)}",
+        f"Score it with: longspan eval MODEL {' '.join(flags)}",
     ]
 
 
@@ -61,18 +55,18 @@ def facts_of(trainer: Trainer) -> dict[str, Any]:
         "tokens": trainer.tokens,
         "seconds": trainer.seconds,
         "stopped_early": trainer.stopped_early,
-        "data": trainer.lanes.state_dict(),
+        "data": trainer.streams.state_dict(),
         "memories": len(trainer.states),
-        "averaging_began": None if trainer.average is None else trainer.average.began,
+        "averaging_began": None if trainer.average is None else trainer.average.start,
         "observers": {type(observer).__name__: facts for observer in trainer.observers if (facts := observer.facts())},
     }
 
 
 def tensors_of(trainer: Trainer) -> dict[str, Tensor]:
-    """Copies on the CPU, none sharing memory with another: safetensors refuses that."""
+    """Copies on the CPU. None shares memory with another, because safetensors refuses that."""
     named = _grouped("optimizer", trainer.optimizer.tensors()) | _grouped("guard", trainer.guard.tensors())
     if trainer.average is not None:
-        # The model file holds the average, so the weights themselves are kept here.
+        # The model file has the average, so the weights are saved here.
         named |= _grouped("weights", weights_of(trainer.model))
     for k, state in enumerate(trainer.states):
         named |= _grouped(f"memory.{k}", state.tensors())
@@ -83,37 +77,37 @@ def tensors_of(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def load(trainer: Trainer, verified: Verified) -> None:
-    """Put a trainer of the same recipe where the checkpoint was taken; what could not have been saved is refused."""
+    """Restore a trainer of the same recipe from a checkpoint. Contents that `save` cannot have written are an error."""
     path = verified.path
     where = str(path / TENSORS)
     try:
         facts = _read_facts(read_json(verified.contents[FACTS], str(path / FACTS)), trainer)
         tensors = parse_weights(verified.contents[TENSORS], where)
-        _require_sound(tensors, facts)
-        trainer.lanes.load_state_dict(facts["data"])
-        states = _read_states(trainer, tensors, facts["memories"])
+        _check_tensors(tensors, facts)
+        trainer.streams.load_state_dict(facts["data"])
+        states = _read_states(trainer, tensors, facts["memories"], facts["step"])
     except (ConfigError, StateError) as error:
-        raise CheckpointError(f"{path} cannot be resumed, since it is damaged: {error}") from None
+        raise CheckpointError(f"{path} is damaged and cannot be resumed: {error}") from None
     model = parse_weights(verified.contents[WEIGHTS], str(path / WEIGHTS))
     trainer.step, trainer.tokens, trainer.seconds_before = facts["step"], facts["tokens"], facts["seconds"]
-    # More patience, or none asked for, takes up a run that had stopped early.
+    # With more patience, or none, a run that stopped early continues.
     waited = facts["observers"].get("EarlyStop", {}).get("waited", 0)
     trainer.stopped_early = facts["stopped_early"] and 0 < trainer.config.patience <= waited
     if trainer.average is not None:
         if trainer.config.average_patience:
-            trainer.average.began = facts["averaging_began"]
+            trainer.average.start = facts["averaging_began"]
         require_match(weights_of(trainer.model), model, str(path / WEIGHTS))
-        # Buffers have no mean; they are filled with the weights.
+        # Buffers have no mean; `fill` restores them with the weights.
         trainer.average.load({name: model[name] for name in trainer.average.means}, str(path / WEIGHTS))
         model = _group(tensors, "weights")
     fill(trainer.model, model, str(path / WEIGHTS))
     trainer.optimizer.load(_group(tensors, "optimizer"), where)
     trainer.guard.load(_group(tensors, "guard"), where)
-    if trainer.fills:
-        # By the loop's own rule, so that the next step takes the way it would have taken.
-        states = [known_whole(state, state.length.numpy()) for state in states]
+    if trainer.tracks_full:
+        # By the rule of the loop, so that the next step has the same form (compiled or not) as without the resume.
+        states = [with_full(state, state.length.numpy()) for state in states]
     trainer.states = [state.to(trainer.device) for state in states]
-    trainer.unbroken = torch.cat([state.length for state in states]).numpy() if states else trainer.unbroken
+    trainer.since_start = torch.cat([state.length for state in states]).numpy() if states else trainer.since_start
     for observer in trainer.observers:
         observer.restore(facts["observers"].get(type(observer).__name__, {}))
     trainer.start_clock()
@@ -121,67 +115,68 @@ def load(trainer: Trainer, verified: Verified) -> None:
 
 
 def _read_facts(values: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
-    """What training.json holds, every value of its type; what observers noted as they declare it in `kept`."""
+    """The contents of training.json with checked types. Those of observers are declared in `fact_types`."""
     if values.get("format") != FORMAT or isinstance(values["format"], bool):
-        raise ConfigError(f"it has training format {values.get('format')!r:.40}; this longspan reads {FORMAT}")
+        raise ConfigError(f"its training format is {values.get('format')!r:.40}; this version reads {FORMAT}")
     kinds: dict[str, Any] = {"step": int, "tokens": int, "seconds": float, "stopped_early": bool, "memories": int}
     facts = _typed(values, kinds | {"averaging_began": int | None}, FACTS)
     if facts["step"] > facts["tokens"]:
-        raise ConfigError(f"{FACTS} has {facts['step']} steps of {facts['tokens']} tokens in all")
+        raise ConfigError(f"{FACTS} has step={facts['step']} but only tokens={facts['tokens']}")
     if facts["memories"] not in (0, parts := trainer.config.accumulate):
-        raise ConfigError(f"{FACTS} has memories={facts['memories']} where training.accumulate={parts}")
+        raise ConfigError(f"{FACTS} has memories={facts['memories']}, but training.accumulate={parts}")
     for name in ("data", "observers"):
         if not isinstance(values.get(name), dict):
-            raise ConfigError(f"{FACTS} holds no table {name!r}")
+            raise ConfigError(f"{FACTS} has no table {name!r}")
     facts["data"], facts["observers"] = values["data"], {}
     for observer in trainer.observers:
         name = type(observer).__name__
-        noted = values["observers"].get(name, {})
-        if not isinstance(noted, dict):
-            raise ConfigError(f"{FACTS} has observers.{name}={config.shown(noted)} and not a table")
-        kept = {key: kind for key, kind in observer.kept.items() if key in noted}
-        facts["observers"][name] = noted | _typed(noted, kept, f"observers.{name}")
+        stored = values["observers"].get(name, {})
+        if not isinstance(stored, dict):
+            raise ConfigError(f"{FACTS} has observers.{name}={config.shown(stored)}; it must be a table")
+        types = {key: kind for key, kind in observer.fact_types.items() if key in stored}
+        facts["observers"][name] = stored | _typed(stored, types, f"observers.{name}")
     return facts
 
 
 def _typed(values: Mapping[str, Any], kinds: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The values of some keys, each of its type; numbers are counts, times and losses, so none is negative or huge."""
+    """The values of some keys, with checked types. Numbers are counts, times and losses: not negative, below 2**63."""
     if missing := sorted(set(kinds) - set(values)):
-        raise ConfigError(f"{where} lacks {missing[0]!r}")
-    made = {key: config.convert(kind, values[key], f"{where}.{key}") for key, kind in kinds.items()}
-    for key, value in made.items():
+        raise ConfigError(f"{where} has no {missing[0]!r}")
+    converted = {key: config.convert(kind, values[key], f"{where}.{key}") for key, kind in kinds.items()}
+    for key, value in converted.items():
         for number in value if isinstance(value, tuple) else (value,):
             if number is not None and not 0 <= number < 2**63:
-                raise ConfigError(f"{where}.{key}={config.shown(number)} is no count or measure")
-    return made
+                raise ConfigError(f"{where}.{key}={config.shown(number)} must be between 0 and 2**63")
+    return converted
 
 
-def _read_states(trainer: Trainer, tensors: Mapping[str, Tensor], count: int) -> list[State]:
-    """The memory of each part of a batch, checked against the model; in the types it was saved in, so that a resumed
-    run computes what it would have computed."""
-    states = [State.from_tensors(_group(tensors, f"memory.{k}")) for k in range(count)]
+def _read_states(trainer: Trainer, tensors: Mapping[str, Tensor], count: int, step: int) -> list[State]:
+    """The state of each part of a batch, checked against the model. Dtypes stay as saved, so that the resumed run
+    computes the same numbers."""
+    reading = trainer.recipe.training_reading(max(step - 1, 0))
+    named = [_group(tensors, f"memory.{k}") for k in range(count)]
+    states = [restore_state(trainer.model, one, reading, convert=False) for one in named]
     for state in states:
-        trainer.model.check(state)
-        if state.batch * count != trainer.lanes.batch:
-            raise StateError(f"{count} memories of {state.batch} rows do not make a batch of {trainer.lanes.batch}")
+        if state.batch * count != trainer.streams.batch:
+            raise StateError(f"it has {count} memories of {state.batch} rows; the batch is {trainer.streams.batch}")
     return states
 
 
-def _require_sound(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Names that are known; floats that are numbers; counts and means of squares that are not negative."""
+def _check_tensors(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Names are known, floats are not NaN, counts and means of squares are not negative."""
     groups = {"optimizer", "guard", "weights", *(f"memory.{k}" for k in range(facts["memories"]))}
     for name, tensor in tensors.items():
         if name.partition("/")[0] not in groups and name not in ("random/cpu", "random/cuda"):
-            raise StateError(f"{TENSORS} holds {name!r:.80}, which no checkpoint has")
+            raise StateError(f"{TENSORS} has an unknown tensor {name!r:.80}")
         if tensor.is_floating_point() and tensor.dtype not in FLOATS:
-            raise StateError(f"{TENSORS} holds {name!r:.80} as {tensor.dtype}, which no checkpoint has")
+            raise StateError(f"{TENSORS} has {name!r:.80} with dtype {tensor.dtype}")
         if tensor.dtype not in FLOATS:
             continue
         counts = name.endswith((":step", "guard/count"))
         least = 0 if counts or name.startswith("guard/") or name.endswith(":exp_avg_sq") else -torch.inf
         most = facts["step"] if counts else torch.inf
         if not bool(((tensor >= least) & (tensor <= most)).all()):
-            raise StateError(f"{TENSORS} holds {name!r:.80} with a NaN, or outside of {least} to {most}")
+            raise StateError(f"{TENSORS} has {name!r:.80} with values that are NaN or not between {least} and {most}")
 
 
 def _set_random(trainer: Trainer, tensors: Mapping[str, Tensor], where: str) -> None:
@@ -191,7 +186,7 @@ def _set_random(trainer: Trainer, tensors: Mapping[str, Tensor], where: str) -> 
             torch.cuda.set_rng_state(tensors["random/cuda"], trainer.device)
     except (KeyError, RuntimeError, TypeError) as error:
         raise CheckpointError(
-            f"{where} holds no random state that torch takes ({error!s:.80}); is it damaged?"
+            f"{where} has no valid random state ({error!s:.80}); resume from another checkpoint"
         ) from None
 
 

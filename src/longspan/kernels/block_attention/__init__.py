@@ -1,4 +1,4 @@
-"""Attention under a pattern of who sees whom: the definition, its fast forms, and the one entry that chooses."""
+"""Attention under a sparse pattern: the reference, its fast implementations, and the function that chooses one."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,11 +19,11 @@ __all__ = ["Chunks", "Columns", "Distances", "Graph", "Part", "Pattern", "Rows",
 __all__ += ["oldest_seen"]
 
 FLEX_FROM = 128
-"""Queries from which on FlexAttention's blocks are worth it."""
+"""FlexAttention is faster for more queries than this."""
 
 
 def _flex(*inputs: Any, **options: Any) -> Tensor:
-    from longspan.kernels.block_attention import flex  # loads torch's compiler, which takes seconds
+    from longspan.kernels.block_attention import flex  # imports torch's compiler, which takes seconds
 
     return flex.block_attention(*inputs, **options)
 
@@ -38,9 +38,9 @@ _forced: list[str] = []
 
 @contextmanager
 def forced(form: str) -> Iterator[None]:
-    """Within this block every call takes the named form: for tests, benchmarks and doubt."""
+    """Use one implementation for every call in this block: for tests, benchmarks and debugging."""
     if form not in FORMS:
-        raise UnknownNameError("form of block attention", form, FORMS)
+        raise UnknownNameError("implementation of block attention", form, FORMS)
     _forced.append(form)
     try:
         yield
@@ -58,14 +58,14 @@ def block_attention(
     position: Distances | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B H L D"]:
-    """As `reference.block_attention` defines it, in the fastest form this device has."""
-    # Plans are made on the host and kept between calls: a compiled model calls this as it is.
+    """The function of `reference.block_attention`, in the fastest implementation for this device."""
+    # Plans are made on the host and cached between calls, so torch.compile must not trace this.
     form = untraced(FORMS[_forced[-1] if _forced else _fastest(query, dropout)])
     return form(query, key, value, pattern, first_key=first_key, position=position, dropout=dropout)
 
 
 def _fastest(query: Float[Tensor, "B H L D"], dropout: float) -> str:
-    """FlexAttention for heads it has kernels for, from a block of queries on; it drops no attention weights."""
+    """FlexAttention for more than a block of queries and the head widths it supports; it has no attention dropout."""
     fits = query.dtype in (torch.float16, torch.bfloat16, torch.float32) and query.shape[3] >= 16
     worth = query.is_cuda and query.shape[2] > FLEX_FROM and dropout == 0.0
     return "flex" if worth and fits and TRITON_WORKS else "gathered"

@@ -1,10 +1,11 @@
-"""Who sees whom, said once: an elementwise rule, and enough of its outline to leave out what is never seen.
+"""Sparse patterns: which keys a query sees, as an elementwise rule with bounds that allow skipping blocks.
 
-A pattern is a union of parts. Places are counted from a document's first token, so that a document reads the same
-wherever it lies. A part tells, for a document of n tokens, which queries and keys it concerns and in what order
-(`strands`: what is laid out together is near in the order), which stretch of keys a stretch of queries may see
-(`spans`), and the rule itself (`sees`), written for tensors of any shape and with pointwise operations alone: kernels
-are compiled from it, and what is compiled must not be wrapped, so tests check no shapes there (`no_type_check`).
+A pattern is a union of parts. Positions are counted from the first token of a document, so the result for a document
+does not depend on where it starts. For a document of n tokens, a part defines: the queries and keys that it concerns,
+in an order that puts related positions next to each other (`strands`); a range of keys that contains all keys visible
+to a range of queries (`spans`); and the rule itself (`sees`). The rule works on tensors of any shape with pointwise
+operations only, because kernels are compiled from it. For the same reason its shapes are not checked in tests
+(`no_type_check`).
 """
 
 from abc import ABC, abstractmethod
@@ -18,32 +19,33 @@ from numpy.typing import NDArray
 
 from longspan.shapes import Bool, Tensor
 
-Places = NDArray[np.int64]
+Positions = NDArray[np.int64]
 FAR = 2**30
-"""Farther than any text; fits an int32."""
+"""More than the length of any text; fits an int32."""
 
 
 class Part(ABC):
-    """One piece of a pattern."""
+    """A part of a pattern."""
 
     absolute: ClassVar[bool] = True
-    """Whether the rule asks for places, not only for their difference."""
+    """Whether the rule depends on positions, not only on their difference."""
     per_head: ClassVar[bool] = False
 
-    def strands(self, n: int) -> Iterator[tuple[Places, Places]]:
-        """Places of queries and of keys, rising; no query of one strand sees a key of another."""
+    def strands(self, n: int) -> Iterator[tuple[Positions, Positions]]:
+        """Increasing positions of queries and of keys. No query of one strand sees a key of another."""
         yield np.arange(n), np.arange(n)
 
     @abstractmethod
     def spans(self, head: int, low: int, high: int) -> Iterator[tuple[int, int]]:
-        """Stretches of keys, both ends included, that hold all that the queries low..high see."""
+        """Ranges of keys, both ends included, that contain all keys visible to the queries low..high."""
 
     @abstractmethod
     def sees(self, head: Any, query: Tensor, key: Tensor) -> Bool[Tensor, "..."]:
-        """Whether the query sees the key, the future left aside."""
+        """Whether the query sees the key, without the causal mask."""
 
-    def prepare(self, device: torch.device) -> None:  # noqa: B027 (most rules read nothing)
-        """Make what the rule reads on a device; while a kernel is compiled from the rule, nothing can be made."""
+    def prepare(self, device: torch.device) -> None:  # noqa: B027 (most rules need no tensors)
+        """Create the tensors that the rule uses on a device. It cannot create them while a kernel is compiled from
+        it."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,10 @@ class Window(Part):
     step: int = 1
     absolute: ClassVar[bool] = False
 
-    def strands(self, n: int) -> Iterator[tuple[Places, Places]]:
+    def strands(self, n: int) -> Iterator[tuple[Positions, Positions]]:
         for residue in range(min(self.step, n)):
-            places = np.arange(residue, n, self.step)
-            yield places, places
+            positions = np.arange(residue, n, self.step)
+            yield positions, positions
 
     def spans(self, head: int, low: int, high: int) -> Iterator[tuple[int, int]]:  # noqa: ARG002
         yield low - self.before * self.step, high + self.after * self.step
@@ -72,7 +74,7 @@ class Window(Part):
 
 @dataclass(frozen=True)
 class Chunks(Part):
-    """Places in chunks of `size`; a query sees its own chunk, `before` chunks before it and `after` behind it."""
+    """Chunks of `size` positions; a query sees its own chunk, `before` chunks before it and `after` chunks after it."""
 
     size: int
     before: int = 0
@@ -90,16 +92,16 @@ class Chunks(Part):
 
 @dataclass(frozen=True)
 class Columns(Part):
-    """Keys that every query sees: those at the places begin..end-1 of each stretch of `size`."""
+    """Keys that every query sees: positions begin..end-1 of every `size` positions."""
 
     begin: int
     end: int
     size: int = FAR
 
-    def strands(self, n: int) -> Iterator[tuple[Places, Places]]:
-        places = np.arange(n)
-        column = places % self.size
-        yield places, places[(column >= self.begin) & (column < self.end)]
+    def strands(self, n: int) -> Iterator[tuple[Positions, Positions]]:
+        positions = np.arange(n)
+        column = positions % self.size
+        yield positions, positions[(column >= self.begin) & (column < self.end)]
 
     def spans(self, head: int, low: int, high: int) -> Iterator[tuple[int, int]]:  # noqa: ARG002
         yield 0, FAR
@@ -112,11 +114,11 @@ class Columns(Part):
 
 @dataclass(frozen=True)
 class Rows(Part):
-    """Queries that see every key: those at the first `end` places."""
+    """Queries that see every key: the first `end` positions."""
 
     end: int
 
-    def strands(self, n: int) -> Iterator[tuple[Places, Places]]:
+    def strands(self, n: int) -> Iterator[tuple[Positions, Positions]]:
         yield np.arange(min(n, self.end)), np.arange(n)
 
     def spans(self, head: int, low: int, high: int) -> Iterator[tuple[int, int]]:  # noqa: ARG002
@@ -129,7 +131,7 @@ class Rows(Part):
 
 @dataclass(frozen=True, eq=False)
 class Graph(Part):
-    """Edges between blocks of `size` places: `table[head, i]` are the key blocks of query block i, -1 for none."""
+    """Edges between blocks of `size` positions: `table[head, i]` are the key blocks of query block i, -1 for none."""
 
     size: int
     table: NDArray[np.int64]
@@ -160,10 +162,9 @@ class Graph(Part):
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """What some heads see: the union of the parts, without the future where `causal`.
+    """The keys that some heads see: the union of the parts, without later keys if `causal`.
 
-    Every query must see at least one key. What two parts both show counts once: a part is asked only for what none
-    before it shows.
+    Every query must see at least one key. A key that several parts show counts once, for the first of them.
     """
 
     parts: tuple[Part, ...]
@@ -175,7 +176,7 @@ class Pattern:
         return any(part.absolute for part in self.parts)
 
     def seen(self, head: Any, query: Tensor, key: Tensor) -> Bool[Tensor, "..."]:
-        """The rule, for places in a document."""
+        """The rule, for positions in a document."""
         shown = self.parts[0].sees(head, query, key)
         for part in self.parts[1:]:
             shown = shown | part.sees(head, query, key)
@@ -183,7 +184,7 @@ class Pattern:
 
     @no_type_check
     def seen_first_by(self, index: int, head: Any, query: Tensor, key: Tensor) -> Bool[Tensor, "..."]:
-        """What part `index` shows and none before it does."""
+        """Whether part `index` shows the key and no earlier part does."""
         shown = self.parts[index].sees(head, query, key)
         for part in self.parts[:index]:
             shown = shown & ~part.sees(head, query, key)

@@ -1,7 +1,7 @@
-"""Where a pattern's work lies: queries and keys in blocks, and the key blocks each query block visits.
+"""The plan of a pattern: blocks of queries and keys, and the key blocks that each query block visits.
 
-A plan is made on the host from the pattern's outline (never from an L x L matrix) and kept per length; documents that
-begin inside a segment get a plan of their own where the pattern counts places from a document's first token.
+A plan is made on the host from the bounds of the pattern, never from an L x L matrix, and is cached per length.
+Segments with document starts need their own plan if the pattern depends on positions in a document.
 """
 
 from collections.abc import Sequence
@@ -12,25 +12,25 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from longspan.kernels.block_attention.pattern import FAR, Chunks, Graph, Part, Pattern, Places, Window
+from longspan.kernels.block_attention.pattern import FAR, Chunks, Graph, Part, Pattern, Positions, Window
 from longspan.shapes import Float, Int, Tensor
 
 Documents = Sequence[tuple[int, int]]
-"""First place and one past the last of each document of a row."""
+"""First position and one past the last of each document of a row."""
 
-_KEPT = 16
+_MOST_CACHED = 16
 
 
 @dataclass(frozen=True)
 class Slots:
-    """Positions of a row in the order of the blocks, -1 where a slot is empty; one row where all rows are alike."""
+    """Positions of a row in the order of the blocks, -1 for an empty slot; a single row if all rows are equal."""
 
     index: Int[Tensor, "R S"]
     run: tuple[int, int] | None = None
-    """Empty slots before and after, where the rest is all positions in their order: then nothing is gathered."""
+    """Empty slots before and after, if the others are all positions in order. Then padding replaces the gather."""
 
     def take(self, x: Float[Tensor, "B H T D"]) -> Float[Tensor, "B H S D"]:
-        """What an empty slot gets is of no account: it is hidden."""
+        """x in the order of the slots. Empty slots get any value, because they are masked."""
         if self.run is not None:
             return F.pad(x, (0, 0, *self.run))
         return take(x, self.index.clamp(min=0)[:, None])
@@ -40,9 +40,9 @@ class Slots:
 class Plan:
     """Blocks of `P` queries and `S` keys; `visits[r, g, q]` are the key blocks of query block q, -1 for none.
 
-    G is 1 or the number of heads. The first query stands at key `offset`; `back[r, i]` is the slot of query i, -1 where
-    the part leaves it out. Where the visited blocks lie in a row, the one at column `behind` is the block's own, and
-    neighbouring places in a block are `step` apart.
+    G is 1 or the number of heads. The first query is key `offset`. `back[r, i]` is the slot of query i, -1 if the part
+    does not concern it. If visited blocks are consecutive, the one in column `behind` is the query block's own, and
+    neighbouring positions in a block are `step` apart.
     """
 
     queries: Slots
@@ -56,12 +56,12 @@ class Plan:
     step: int
     made: dict[str, Any] = field(default_factory=dict, repr=False)
 
-    def query_places(self) -> Int[Tensor, "R 1 Q P 1"]:
-        """The key each query stands at, -1 for none."""
-        places = torch.where(self.queries.index >= 0, self.queries.index + self.offset, -1)
-        return places.unflatten(1, (-1, self.P))[:, None, :, :, None]
+    def query_positions(self) -> Int[Tensor, "R 1 Q P 1"]:
+        """The key position of each query, -1 for none."""
+        positions = torch.where(self.queries.index >= 0, self.queries.index + self.offset, -1)
+        return positions.unflatten(1, (-1, self.P))[:, None, :, :, None]
 
-    def key_places(self) -> Int[Tensor, "R G Q 1 NS"]:
+    def key_positions(self) -> Int[Tensor, "R G Q 1 NS"]:
         """The visited keys of each query block, -1 for none."""
         R, G, Q, N = self.visits.shape
         blocks = self.keys.index.view(R, 1, -1, self.S).expand(-1, G, -1, -1)
@@ -69,7 +69,7 @@ class Plan:
         return found.view(R, G, Q, N, self.S).masked_fill(self.visits[..., None] < 0, -1).flatten(3)[:, :, :, None]
 
     def visited(self, x: Float[Tensor, "B H T D"]) -> Float[Tensor, "B H Q NS D"]:
-        """Keys or values of the visited blocks, beside each query block."""
+        """Keys or values of the blocks that each query block visits."""
         B, H, _, D = x.shape
         Q, N = self.visits.shape[2:]
         blocks = self.keys.take(x).unflatten(2, (-1, self.S)).flatten(3)
@@ -78,7 +78,7 @@ class Plan:
 
 
 def take(x: Float[Tensor, "B H T D"], index: Int[Tensor, "R G S"]) -> Float[Tensor, "B H S D"]:
-    """x at those positions, the same for all rows and heads where the index has one of them."""
+    """x at these positions; an index of one row or head is used for all."""
     if index.shape[0] == index.shape[1] == 1:
         return x.index_select(2, index[0, 0])
     B, H, _, D = x.shape
@@ -95,25 +95,25 @@ def plans(
     block: int | None = None,
 ) -> list[Plan]:
     """A plan for each part of the pattern; `block` fixes the size of all blocks."""
-    moved = pattern.absolute and first_key is not None
-    key: Any = ("documents", block) if moved else (heads, L, K, device, block)
+    by_document = pattern.absolute and first_key is not None
+    key: Any = ("documents", block) if by_document else (heads, L, K, device, block)
     if key in pattern.plans:
-        asked, kept = pattern.plans[key]
-        if asked is (first_key if moved else None):
-            return kept
-    rows: list[Documents] = [documents(row) for row in first_key.cpu().numpy()] if moved else [[(0, K)]]  # type: ignore
-    with torch.inference_mode(False):  # plans outlive an evaluation, and training must be able to save them
+        made_for, cached = pattern.plans[key]
+        if made_for is (first_key if by_document else None):
+            return cached
+    rows: list[Documents] = [documents(row) for row in first_key.cpu().numpy()] if by_document else [[(0, K)]]  # type: ignore
+    with torch.inference_mode(False):  # cached plans must also work in training, where autograd saves them
         made = [lay_out(part, pattern.causal, heads, rows, L, K, block, device) for part in pattern.parts]
-    while len(pattern.plans) >= _KEPT:
+    while len(pattern.plans) >= _MOST_CACHED:
         del pattern.plans[next(iter(pattern.plans))]
-    pattern.plans[key] = (first_key if moved else None, made)
+    pattern.plans[key] = (first_key if by_document else None, made)
     return made
 
 
-def documents(first_key: Places) -> Documents:
-    """The documents of a row, from the first place of each position's document."""
-    begins = np.flatnonzero(np.diff(first_key, prepend=-1))
-    return list(zip(begins.tolist(), [*begins[1:].tolist(), len(first_key)], strict=True))
+def documents(first_key: Positions) -> Documents:
+    """The documents of a row, from the first position of each token's document."""
+    starts = np.flatnonzero(np.diff(first_key, prepend=-1))
+    return list(zip(starts.tolist(), [*starts[1:].tolist(), len(first_key)], strict=True))
 
 
 def lay_out(
@@ -126,7 +126,7 @@ def lay_out(
     block: int | None,
     device: torch.device,
 ) -> Plan:
-    """The blocks of one part, for rows of documents over K places of which the last L are queries."""
+    """The blocks of one part, for rows of documents over K positions of which the last L are queries."""
     longest = max(end - begin for row in rows for begin, end in row)
     P, S = (block, block) if block else block_sizes(part, longest)
     heads = heads if part.per_head else 1
@@ -138,20 +138,20 @@ def lay_out(
     most = max((len(ks) for row in laid for head in row.visits for ks in head), default=0)
     Q, N = (max(1, *(len(blocks) for blocks in each)) for each in ([r.queries for r in laid], [r.keys for r in laid]))
     if block and len(rows) > 1:
-        # Documents lie otherwise in every batch; kernels compiled for a shape must not be compiled for each.
+        # Documents differ in every batch. Rounding up to powers of two limits the number of shapes to compile for.
         Q, N = (1 << (count - 1).bit_length() for count in (Q, N))
     visits = np.full((len(rows), heads, Q, behind + 1 + ahead if aligned else max(most, 1)), -1)
     for r, row in enumerate(laid):
         for g, head in enumerate(row.visits):
             for q, ks in enumerate(head):
-                # Blocks in a row stand at the column of their distance, so that a tile's distances are known.
+                # Consecutive blocks are stored in the column of their distance, so the distances of a tile are known.
                 visits[r, g, q, [k - row.own[q] + behind for k in ks] if aligned else slice(len(ks))] = ks
     queries, keys = _stacked([row.queries for row in laid], Q, P), _stacked([row.keys for row in laid], N, S)
     queries[queries >= 0] -= K - L
     back = np.full((len(rows), L), -1)
-    for r, places in enumerate(queries):
-        slots = np.flatnonzero(places >= 0)
-        back[r, places[slots]] = slots
+    for r, positions in enumerate(queries):
+        slots = np.flatnonzero(positions >= 0)
+        back[r, positions[slots]] = slots
     visits_, back_ = (torch.from_numpy(array).to(device) for array in (visits, back))
     of_queries, of_keys = _slots(queries, L, device), _slots(keys, K, device)
     step = part.step if isinstance(part, Window) else 1
@@ -159,7 +159,7 @@ def lay_out(
 
 
 def block_sizes(part: Part, n: int) -> tuple[int, int]:
-    """Sizes that waste little: half a window, a chunk, and no more than the longest strand."""
+    """Block sizes with little waste: about half a window, a chunk, and at most the longest strand."""
     size = 64
     if isinstance(part, Window):
         width = part.before + part.after
@@ -172,16 +172,16 @@ def block_sizes(part: Part, n: int) -> tuple[int, int]:
 
 
 class _Row:
-    """The blocks of one row: places of queries and keys, and the key blocks each head of a query block visits.
+    """The blocks of one row: positions of queries and keys, and the key blocks that each head of a query block visits.
 
-    `own` is the key block that a query block's own places lie in, where queries and keys are blocked alike.
+    `own` is the key block that contains a query block's own positions, if queries and keys have the same blocks.
     """
 
     def __init__(
         self, part: Part, causal: bool, heads: int, documents: Documents, first_query: int, P: int, S: int
     ) -> None:
-        self.queries: list[Places] = []
-        self.keys: list[Places] = []
+        self.queries: list[Positions] = []
+        self.keys: list[Positions] = []
         self.own: list[int] = []
         self.visits: list[list[list[int]]] = [[] for _ in range(heads)]
         for begin, end in documents:
@@ -190,27 +190,27 @@ class _Row:
                 if not len(queries):
                     continue
                 base = len(self.keys)
-                # A window's queries keep to the blocks of its keys, also where memory stands before them.
+                # Queries of a window use the same blocks as its keys, also with memory before them.
                 slot = np.searchsorted(keys, queries) if isinstance(part, Window) else np.arange(len(queries))
                 for block in np.unique(slot // P):
                     here = slot // P == block
                     mine = queries[here]
-                    places = np.full(P, -1)
-                    places[slot[here] % P] = mine + begin
-                    self.queries.append(places)
+                    positions = np.full(P, -1)
+                    positions[slot[here] % P] = mine + begin
+                    self.queries.append(positions)
                     self.own.append(base + int(block))
                     for head, visited in enumerate(self.visits):
                         low, high = int(mine[0]), int(mine[-1])
                         found = visited_blocks(part, head, low, high, keys, high if causal else FAR, S)
                         visited.append([base + k for k in found])
                 for start in range(0, len(keys), S):
-                    places = np.full(S, -1)
-                    places[: len(keys[start : start + S])] = keys[start : start + S] + begin
-                    self.keys.append(places)
+                    positions = np.full(S, -1)
+                    positions[: len(keys[start : start + S])] = keys[start : start + S] + begin
+                    self.keys.append(positions)
 
 
-def visited_blocks(part: Part, head: int, low: int, high: int, keys: Places, last: int, size: int) -> list[int]:
-    """The blocks of the rising `keys` in which the queries low..high may see one, none beyond `last`."""
+def visited_blocks(part: Part, head: int, low: int, high: int, keys: Positions, last: int, size: int) -> list[int]:
+    """The blocks of the increasing `keys` with a key that the queries low..high may see, up to `last`."""
     found: set[int] = set()
     for a, b in part.spans(head, low, high):
         i, j = np.searchsorted(keys, a, "left"), np.searchsorted(keys, min(b, last), "right")
@@ -219,8 +219,8 @@ def visited_blocks(part: Part, head: int, low: int, high: int, keys: Places, las
     return sorted(found)
 
 
-def _stacked(rows: Sequence[Sequence[Places]], count: int, size: int) -> Places:
-    """Rows of blocks as one array of slots, -1 behind the shorter ones."""
+def _stacked(rows: Sequence[Sequence[Positions]], count: int, size: int) -> Positions:
+    """Rows of blocks as one array of slots, padded with -1."""
     stacked = np.full((len(rows), count, size), -1)
     for r, blocks in enumerate(rows):
         if len(blocks):
@@ -228,7 +228,7 @@ def _stacked(rows: Sequence[Sequence[Places]], count: int, size: int) -> Places:
     return stacked.reshape(len(rows), -1)
 
 
-def _slots(index: Places, count: int, device: torch.device) -> Slots:
+def _slots(index: Positions, count: int, device: torch.device) -> Slots:
     run = None
     if len(index) == 1:
         filled = np.flatnonzero(index[0] >= 0)

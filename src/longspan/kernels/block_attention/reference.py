@@ -1,4 +1,4 @@
-"""The definition of attention under a pattern: the full matrix, masked. Written to be read and to be right."""
+"""The definition of attention under a pattern: the full matrix with a mask, written for clarity."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from longspan.shapes import Bool, Float, Int, Tensor
 class Distances:
     """The position terms of Dai et al. 2019: r of the distances far, ..., step, 0, -step, ..., -ahead*step.
 
-    Distances between two of them take the nearer one before, those beyond the ends the last.
+    A distance between two of them uses the lower one; one beyond the ends uses the last.
     """
 
     r: Float[Tensor, "H C D"]
@@ -23,7 +23,7 @@ class Distances:
     step: int = 1
 
     def column(self, gap: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
-        """Where in r the vector of a distance stands."""
+        """The index in r of a distance."""
         far = self.r.shape[1] - 1 - self.ahead
         return far - torch.clamp(gap // self.step, -self.ahead, far)
 
@@ -40,9 +40,9 @@ def block_attention(
 ) -> Float[Tensor, "B H L D"]:
     """softmax_j(q_i . k_j / sqrt(D)) v_j over the keys j that the pattern shows to query i.
 
-    With `position` the score is (q_i + u) . k_j + (q_i + w) . r_{i-j}, all over sqrt(D). Query i stands at key
-    K - L + i. `first_key[b, i]` is the first key of query i's document (or the oldest that memory holds): from there
-    the pattern's places are counted, and nothing before it is seen. A query that nothing is shown to reads zeros.
+    With `position` the score is ((q_i + u) . k_j + (q_i + w) . r_{i-j}) / sqrt(D). Query i is key K - L + i.
+    `first_key[b, i]` is the first key of the document of query i, or the oldest valid one in memory. Positions of the
+    pattern are counted from it, and earlier keys are not visible. The output of a query without visible keys is zero.
     """
     L, K = query.shape[2], key.shape[2]
     if position is None:
@@ -62,7 +62,7 @@ def block_attention(
 def visible(
     pattern: Pattern, heads: int, L: int, K: int, first_key: Int[Tensor, "B L"] | None, device: torch.device
 ) -> Bool[Tensor, "B H L K"]:
-    """The whole matrix of who sees whom."""
+    """The complete visibility matrix."""
     query, key = torch.arange(K - L, K, device=device)[:, None], torch.arange(K, device=device)
     head = torch.arange(heads, device=device)[:, None, None]
     if first_key is None:

@@ -1,8 +1,7 @@
-"""One token per row: what a layer does to it, in few launches, reading each weight once.
+"""A layer for one token per row, in few kernel launches, with each weight read once.
 
-A step of generation moves little and launches much, so the launches are its cost. Two functions make a layer of four
-products in five of them; both write into what they are given and allocate nothing, so that a step can be recorded
-once and replayed.
+Decoding one token is launch-bound. These two functions compute a layer of four products in five launches. They write to
+given buffers and allocate nothing, so that a CUDA graph can capture a step.
 """
 
 from dataclasses import dataclass
@@ -14,14 +13,14 @@ from torch import nn
 from longspan.shapes import Float, Int, Tensor
 
 ACTIVATIONS = {None: 0, "relu": 1, "squared-relu": 2, "gelu": 3}
-WIDEST = 8192  # a program holds a row whole
+WIDEST = 8192  # a program holds a complete row
 FEW_ROWS, ROWS = 4, 16
 SLOTS, MOST_SPLITS, PROGRAMS = 32, 32, 1024
 
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """A layer or RMS norm, as the kernels take it."""
+    """The weights of a layer norm or RMS norm, for the kernels."""
 
     gain: Tensor
     shift: Tensor | None
@@ -50,7 +49,7 @@ def linear(
     from longspan.kernels.one_token.kernels import row_kernel, rows_kernel
 
     B, N, K = x.shape[0], *weight.shape
-    given = (x, weight, bias, out, *_parts(norm), residual, *_parts(residual_norm), B)
+    inputs = (x, weight, bias, out, *_parts(norm), residual, *_parts(residual_norm), B)
     shape: dict[str, Any] = {
         "N": N,
         "K": K,
@@ -65,15 +64,15 @@ def linear(
     }
     if B < FEW_ROWS:
         columns = max(1, min(16, 8192 // _power(K)))
-        row_kernel[(-(-N // columns), B)](*given, COLUMNS=columns, **shape)
+        row_kernel[(-(-N // columns), B)](*inputs, COLUMNS=columns, **shape)
         return
     columns, inner = 32 if N > 1024 else 16, min(256, _power(K))
     rows_kernel[(-(-N // columns), -(-B // ROWS))](
-        *given, COLUMNS=columns, ROWS=ROWS, INNER=inner, PRECISION=_precision(x), num_stages=3, **shape
+        *inputs, COLUMNS=columns, ROWS=ROWS, INNER=inner, PRECISION=_precision(x), num_stages=3, **shape
     )
 
 
-def ring_attention(
+def rolling_attention(
     qkv: Float[Tensor, "B 3 H D"],
     keys: Float[Tensor, "B H S D"],
     values: Float[Tensor, "B H S D"],
@@ -84,17 +83,17 @@ def ring_attention(
     partial: Float[Tensor, "R P"],
     out: Float[Tensor, "B H D"],
 ) -> None:
-    """The four-term attention of the newest token over a ring of S slots, into which its key and value go.
+    """Four-term attention of the newest token over a rolling cache of S slots. Its key and value are stored as well.
 
-    `written` counts the tokens before this one: it goes to slot `written % S`, and the slot written a steps ago lies at
-    distance a. `partial` is room for `partial_size` numbers.
+    `written` counts earlier tokens. This one goes to slot `written % S`, and the slot written `a` steps ago is at
+    distance a. `partial` is a buffer of shape `partial_size`.
     """
-    from longspan.kernels.one_token.kernels import combine_kernel, ring_kernel
+    from longspan.kernels.one_token.kernels import combine_kernel, rolling_kernel
 
     B, H, S, D = keys.shape
     splits = split_count(B * H, S)
     width = _power(D)
-    ring_kernel[(B * H, splits)](
+    rolling_kernel[(B * H, splits)](
         qkv, keys, values, distance, u, w, written, partial, out, H, S, distance.shape[1], distance.stride(0),
         distance.stride(1), D**-0.5,
         D=D, BD=width, SLOTS=SLOTS, SPLITS=splits, num_warps=1 if B * H >= 256 else 4,
@@ -104,7 +103,7 @@ def ring_attention(
 
 
 def split_count(rows: int, slots: int) -> int:
-    """Programs per row and head: enough that the device is busy, none with less than a block to do."""
+    """Programs per row and head: enough to use the device, each with at least one block."""
     return max(1, min(MOST_SPLITS, PROGRAMS // rows, -(-slots // SLOTS)))
 
 

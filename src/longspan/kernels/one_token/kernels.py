@@ -1,4 +1,4 @@
-"""The two kernels of a one-token step (Triton)."""
+"""The Triton kernels of a one-token step: linear layers and attention over a rolling cache."""
 
 import triton
 import triton.language as tl
@@ -14,7 +14,7 @@ def load_tile(x, rows, B, k, K: tl.constexpr):
 
 @triton.jit
 def deviation(tile, known, eps, K: tl.constexpr, KIND: tl.constexpr):
-    """Mean (0 for RMS) and reciprocal deviation of each row of a tile that holds rows whole."""
+    """Mean (0 for RMS) and reciprocal deviation of each row of a tile with complete rows."""
     mean = tl.zeros([tile.shape[0]], tl.float32)
     if KIND == LAYER:
         mean = tl.sum(tile, 1) / K
@@ -32,8 +32,8 @@ def normed(tile, mean, scale, gain, shift, columns, inside, KIND: tl.constexpr):
 
 
 @triton.jit
-def load_whole(x, rows, B, K: tl.constexpr, BK: tl.constexpr):
-    """Rows of a [B, K] matrix, whole, in float32, and which columns are there."""
+def load_complete(x, rows, B, K: tl.constexpr, BK: tl.constexpr):
+    """Complete rows of a [B, K] matrix in float32, and which columns exist."""
     k = tl.arange(0, BK)
     return load_tile(x, rows, B, k, K).to(tl.float32), (k < K)[None, :]
 
@@ -44,7 +44,7 @@ def finish(
     N: tl.constexpr, BN: tl.constexpr, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr, NORM: tl.constexpr,
     BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Bias, activation, residual; then a tile of the result is done."""
+    """Apply bias, activation and residual, and store a tile of the result."""
     inside = columns < N
     if BIAS:
         acc += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
@@ -58,8 +58,8 @@ def finish(
     if RESIDUAL:
         kept = load_tile(residual, rows, B, columns, N).to(tl.float32)
         if NORM:
-            whole, known = load_whole(residual, rows, B, N, BN)
-            mean, scale = deviation(whole, known, eps, N, NORM)
+            row, known = load_complete(residual, rows, B, N, BN)
+            mean, scale = deviation(row, known, eps, N, NORM)
             kept = normed(kept, mean, scale, gain, shift, columns, inside, NORM)
         acc += kept
     tl.store(
@@ -76,16 +76,16 @@ def row_kernel(
     NORM: tl.constexpr, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr, RESIDUAL_NORM: tl.constexpr,
     BIAS: tl.constexpr,
 ):  # fmt: skip
-    """One row at a time: all that a program reads is asked for at once."""
+    """One row per program: all loads are issued at once."""
     rows = tl.program_id(1) + tl.arange(0, 1)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     k = tl.arange(0, BK)
     matrix = load_tile(weight, columns, N, k, K)
-    whole, known = load_whole(x, rows, B, K, BK)
+    row, known = load_complete(x, rows, B, K, BK)
     if NORM:
-        mean, scale = deviation(whole, known, eps, K, NORM)
-        whole = normed(whole, mean, scale, gain, shift, k, k < K, NORM)
-    acc = tl.sum(matrix.to(tl.float32) * whole, 1)[None, :]
+        mean, scale = deviation(row, known, eps, K, NORM)
+        row = normed(row, mean, scale, gain, shift, k, k < K, NORM)
+    acc = tl.sum(matrix.to(tl.float32) * row, 1)[None, :]
     finish(
         acc, rows, columns, bias, out, residual, residual_gain, residual_shift, residual_eps, B,
         N, BN, ACTIVATION, RESIDUAL, RESIDUAL_NORM, BIAS,
@@ -99,12 +99,12 @@ def rows_kernel(
     NORM: tl.constexpr, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr, RESIDUAL_NORM: tl.constexpr,
     BIAS: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Some rows at a time, so that each weight that is read serves them all."""
+    """Several rows per program, which share each loaded weight."""
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     if NORM:
-        whole, known = load_whole(x, rows, B, K, BK)
-        mean, scale = deviation(whole, known, eps, K, NORM)
+        row, known = load_complete(x, rows, B, K, BK)
+        mean, scale = deviation(row, known, eps, K, NORM)
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     for k0 in range(0, K, INNER):
         k = k0 + tl.arange(0, INNER)
@@ -120,7 +120,7 @@ def rows_kernel(
 
 
 @triton.jit(do_not_specialize=["S", "C"])
-def ring_kernel(
+def rolling_kernel(
     qkv, keys, values, distance, u, w, written, partial, out, H, S, C, stride_dh, stride_dc, scale,
     D: tl.constexpr, BD: tl.constexpr, SLOTS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
@@ -150,14 +150,14 @@ def ring_kernel(
         seen = (s < S) & (away < filled)
         newest = (s == slot)[:, None]
         here = seen[:, None] & known[None, :]
-        places = bh * S * D + s[:, None] * D + columns[None, :]
-        k = tl.load(keys + places, mask=here & ~newest, other=0.0)
-        v = tl.load(values + places, mask=here & ~newest, other=0.0)
-        tl.store(keys + places, tl.where(newest, new_key[None, :], k), mask=newest & known[None, :])
-        tl.store(values + places, tl.where(newest, new_value[None, :], v), mask=newest & known[None, :])
+        offsets = bh * S * D + s[:, None] * D + columns[None, :]
+        k = tl.load(keys + offsets, mask=here & ~newest, other=0.0)
+        v = tl.load(values + offsets, mask=here & ~newest, other=0.0)
+        tl.store(keys + offsets, tl.where(newest, new_key[None, :], k), mask=newest & known[None, :])
+        tl.store(values + offsets, tl.where(newest, new_value[None, :], v), mask=newest & known[None, :])
         k = tl.where(newest, new_key[None, :], k).to(tl.float32)
         v = tl.where(newest, new_value[None, :], v).to(tl.float32)
-        # Columns of the table descend to distance 0, and its first stands for all beyond.
+        # Columns of the table descend to distance 0; distances beyond it use the first column.
         r_row = C - 1 - tl.minimum(away, C - 1)
         r = tl.load(distance + h * stride_dh + r_row[:, None] * stride_dc + columns[None, :], mask=here, other=0.0)
         scores = (tl.sum(k * qu[None, :], 1) + tl.sum(r.to(tl.float32) * qw[None, :], 1)) * scale
@@ -172,24 +172,24 @@ def ring_kernel(
     if SPLITS == 1:
         tl.store(out + bh * D + columns, (acc / total).to(out.dtype.element_ty), mask=known)
     else:
-        room = partial + (bh * SPLITS + split) * (D + 2)
-        tl.store(room + columns, acc, mask=known)
-        tl.store(room + D, top)
-        tl.store(room + D + 1, total)
+        scratch = partial + (bh * SPLITS + split) * (D + 2)
+        tl.store(scratch + columns, acc, mask=known)
+        tl.store(scratch + D, top)
+        tl.store(scratch + D + 1, total)
 
 
 @triton.jit
 def combine_kernel(partial, out, D: tl.constexpr, BD: tl.constexpr, SPLITS: tl.constexpr, PADDED: tl.constexpr):
-    """Parts of one softmax, each with its own largest score, made one."""
+    """Combine parts of a softmax that have different largest scores."""
     bh = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BD)
     known = columns < D
     split = tl.arange(0, PADDED)
-    room = partial + (bh * SPLITS + split) * (D + 2)
+    scratch = partial + (bh * SPLITS + split) * (D + 2)
     there = split < SPLITS
-    tops = tl.load(room + D, mask=there, other=float("-inf"))
-    totals = tl.load(room + D + 1, mask=there, other=0.0)
+    tops = tl.load(scratch + D, mask=there, other=float("-inf"))
+    totals = tl.load(scratch + D + 1, mask=there, other=0.0)
     share = tl.exp(tops - tl.max(tops, 0))
-    parts = tl.load(room[:, None] + columns[None, :], mask=there[:, None] & known[None, :], other=0.0)
-    whole = tl.sum(parts * share[:, None], 0) / tl.sum(totals * share, 0)
-    tl.store(out + bh * D + columns, whole.to(out.dtype.element_ty), mask=known)
+    parts = tl.load(scratch[:, None] + columns[None, :], mask=there[:, None] & known[None, :], other=0.0)
+    out_row = tl.sum(parts * share[:, None], 0) / tl.sum(totals * share, 0)
+    tl.store(out + bh * D + columns, out_row.to(out.dtype.element_ty), mask=known)

@@ -1,4 +1,4 @@
-"""Relative attention: the definition and its fast forms, and the one entry that chooses."""
+"""Relative attention: the reference, its fast implementations, and the function that chooses one."""
 
 import importlib.util
 import os
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from longspan.errors import UnknownNameError
+from longspan.kernels.observe import AttentionCall, notify, observers
 from longspan.kernels.relative_attention import fused, reference, skewed
 from longspan.shapes import Float, Int, Tensor
 
@@ -21,21 +22,21 @@ _forced: list[str] = []
 
 
 def has_compiler() -> bool:
-    """Triton compiles its launchers with the machine's C compiler, the one CC names if it does: without it there is no
-    Triton."""
+    """Whether there is a C compiler: that of CC if it is set, else gcc, clang or cc. Triton needs it for its
+    launchers."""
     named = os.environ.get("CC", "").split()[:1]
     return any(shutil.which(name) for name in named or ("gcc", "clang", "cc"))
 
 
-# Looked up once, since a compiled model cannot look things up.
+# Checked once, because compiled code cannot search for files.
 TRITON_WORKS = importlib.util.find_spec("triton") is not None and has_compiler()
 
 
 @contextmanager
 def forced(form: str) -> Iterator[None]:
-    """Within this block every call takes the named form: for tests, benchmarks and doubt."""
+    """Use one implementation for every call in this block: for tests, benchmarks and debugging."""
     if form not in FORMS:
-        raise UnknownNameError("form of relative attention", form, FORMS)
+        raise UnknownNameError("implementation of relative attention", form, FORMS)
     _forced.append(form)
     try:
         yield
@@ -55,12 +56,14 @@ def relative_attention(
     first_key: Int[Tensor, "B L"] | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B H L D"]:
-    """As `reference.relative_attention` defines it, in the fastest form this device has."""
+    """The function of `reference.relative_attention`, in the fastest implementation for this device."""
+    if observers:
+        notify(AttentionCall(query, key, distance, u, w, window, first_key))
     form = _forced[-1] if _forced else _fastest(query)
     return FORMS[form](query, key, value, distance, u, w, window=window, first_key=first_key, dropout=dropout)
 
 
 def _fastest(query: Float[Tensor, "B H L D"]) -> str:
-    """Fused where Triton can build it. One query has nothing to slide; torch's own attention is at its best there."""
+    """Fused where Triton can compile it. A single query needs no shift, and torch's attention is faster for it."""
     fits = query.dtype in (torch.bfloat16, torch.float32) and query.shape[2] > 1 and 32 <= query.shape[3] <= 128
     return "fused" if query.is_cuda and fits and TRITON_WORKS else "skewed"

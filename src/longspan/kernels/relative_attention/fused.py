@@ -1,11 +1,11 @@
-"""Relative attention in one pass over the keys (Triton): no [L, K] matrix is ever held outside a tile.
+"""Relative attention in one pass over the keys (Triton), without an [L, K] matrix outside a tile.
 
-The position term costs one product more per tile than plain attention, and sliding it from distances to keys
-(fused_slide.py). Sums run in a fixed order but for one: the gradient of the position table, which every row of the
-batch and every block of queries adds to, uses float32 atomics.
+The position term needs one more product per tile than plain attention, and a shift from distances to keys
+(fused_slide.py). All sums have a fixed order except one: the gradient of the position table, to which every row of the
+batch and every block of queries adds, uses float32 atomics.
 """
 
-# ruff: noqa: ARG001 (the shapes of a custom operation are told with all of its arguments)
+# ruff: noqa: ARG001 (fake implementations of custom operations take all arguments)
 
 import functools
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ def relative_attention(
 
 @dataclass(frozen=True)
 class Launch:
-    """How one kernel is launched: tile, warps, depth of its pipeline, way to slide."""
+    """The launch options of a kernel: tile size, warps, pipeline stages, method of the shift."""
 
     T: int
     num_warps: int
@@ -53,7 +53,7 @@ class Launch:
 
 
 def launch(kernel: str, query: Tensor) -> Launch:
-    """The launch of `kernel` ("forward", "query" or "key") for tensors like `query`."""
+    """The launch options of `kernel` ("forward", "query" or "key") for tensors like `query`."""
     if query.device.type != "cuda":
         return Launch(16, 4, 1, 0)
     if torch.version.hip is not None:
@@ -67,7 +67,7 @@ def launch(kernel: str, query: Tensor) -> Launch:
 
 @functools.cache
 def is_hopper(device: torch.device) -> bool:
-    """Asked three times a layer, so answered once: small models wait for the host."""
+    """Cached, because it is called three times per layer and small models are launch-bound."""
     return torch.cuda.get_device_capability(device)[0] == 9
 
 
@@ -89,11 +89,11 @@ def _forward(
     query, key, value, distance = rows(query), rows(key), rows(value), rows(distance.to(query.dtype))
     B, H, L, D = query.shape
     M, C = key.shape[2] - L, distance.shape[1]
-    out = heads_inside(query, L)
+    out = empty_heads(query, L)
     lse = query.new_empty(B, H, L, dtype=torch.float32)
     how = launch("forward", query)
     forward_kernel[(-(-L // how.T), B * H)](
-        query, key, value, distance, u.contiguous(), w.contiguous(), whole(first_key), seed, out, lse,
+        query, key, value, distance, u.contiguous(), w.contiguous(), contiguous(first_key), seed, out, lse,
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *distance.stride()[:2], *out.stride()[:3],
         H, L, M, C, window, LOG2E * D**-0.5, dropout,
         **shape_of(how, D, window, first_key, dropout, query.dtype),
@@ -124,7 +124,7 @@ def _backward(
     distance = rows(distance.to(query.dtype))
     B, H, L, D = query.shape
     K, C = key.shape[2], distance.shape[1]
-    first_key = whole(first_key)
+    first_key = contiguous(first_key)
     scale = D**-0.5
     sizes = (H, L, K - L, C, window, scale, LOG2E * scale, dropout)
 
@@ -140,7 +140,7 @@ def _backward(
     given = (with_u, with_w, key, value, distance, grad, lse, delta, first_key, seed)
     how = launch("query", query)
     blocks = -(-L // how.T)
-    grad_query = heads_inside(query, L)
+    grad_query = empty_heads(query, L)
     grad_distance = query.new_zeros(H, C, D, dtype=torch.float32)
     grad_biases = query.new_empty(B, H, blocks, D, dtype=torch.float32)
     query_kernel[(blocks, B * H)](
@@ -149,7 +149,7 @@ def _backward(
     )  # fmt: skip
 
     how = launch("key", query)
-    grad_key, grad_value = heads_inside(key, K), heads_inside(value, K)
+    grad_key, grad_value = empty_heads(key, K), empty_heads(value, K)
     blocks = -(-K // how.T)
     grad_u = query.new_empty(B, H, blocks, D, dtype=torch.float32)
     key_kernel[(blocks, B * H)](
@@ -164,7 +164,7 @@ def _backward(
 def shape_of(
     how: Launch, D: int, window: int, first_key: Tensor | None, dropout: float, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """What a kernel is compiled for."""
+    """The compile-time constants of a kernel."""
     return {
         "D": D,
         "BD": padded(D),
@@ -184,16 +184,16 @@ def padded(D: int) -> int:
 
 
 def rows(tensor: Tensor) -> Tensor:
-    """The kernels read whole rows; the other axes may lie anywhere."""
+    """The kernels need contiguous rows; the other axes may have any stride."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def whole(tensor: Tensor | None) -> Tensor | None:
+def contiguous(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.contiguous()
 
 
-def heads_inside(tensor: Tensor, length: int) -> Tensor:
-    """An empty [B, H, length, D] whose heads lie side by side, as the projection that comes next wants them."""
+def empty_heads(tensor: Tensor, length: int) -> Tensor:
+    """An empty [B, H, length, D] with interleaved heads, the layout that the next projection reads."""
     B, H, _, D = tensor.shape
     return tensor.new_empty(B, length, H, D).transpose(1, 2)
 
@@ -201,7 +201,7 @@ def heads_inside(tensor: Tensor, length: int) -> Tensor:
 @_forward.register_fake
 def _(query, key, value, distance, u, w, first_key, seed, window, dropout):  # type: ignore[no-untyped-def]
     B, H, L, _ = query.shape
-    return heads_inside(query, L), query.new_empty(B, H, L, dtype=torch.float32)
+    return empty_heads(query, L), query.new_empty(B, H, L, dtype=torch.float32)
 
 
 @_backward.register_fake
@@ -209,16 +209,16 @@ def _(grad, out, lse, query, key, value, distance, u, w, first_key, seed, window
     L, K = query.shape[2], key.shape[2]
     positions = distance.new_empty(distance.shape)
     return (
-        heads_inside(query, L),
-        heads_inside(key, K),
-        heads_inside(value, K),
+        empty_heads(query, L),
+        empty_heads(key, K),
+        empty_heads(value, K),
         positions,
         u.new_empty(u.shape),
         w.new_empty(w.shape),
     )
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, ctx.window, ctx.dropout = inputs
     ctx.save_for_backward(*output, *tensors)
 
@@ -228,4 +228,4 @@ def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ..
     return (*grads, None, None, None, None)
 
 
-_forward.register_autograd(_differentiate, setup_context=_keep)
+_forward.register_autograd(_differentiate, setup_context=_save)

@@ -1,4 +1,4 @@
-"""The backward pass, in three kernels: what both others need, then queries and distances, then keys and values."""
+"""The backward pass in three kernels: shared inputs, then queries and distances, then keys and values."""
 
 import triton
 import triton.language as tl
@@ -18,7 +18,7 @@ from longspan.kernels.relative_attention.fused_slide import (
     in_registers,
     keep_block,
     keep_first,
-    ring,
+    rolling_buffer,
     slide,
     slide_tall,
     tall,
@@ -58,7 +58,7 @@ def query_span(
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr,
     FIRST: tl.constexpr, DROPOUT: tl.constexpr, SLIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Tiles far, far-1, .. near of one block of queries; distances are done with as soon as two tiles have met them."""
+    """Tiles far, far-1, ..., near of one block of queries. The gradient of a distance is complete after two tiles."""
     K = M + L
     i = i0 + tl.arange(0, T)
     if FIRST and MASKED:
@@ -91,7 +91,7 @@ def query_span(
         gap = (n + 1) * T - 1 - tl.arange(0, T)
         total = tl.dot(by_distance, r_older, total, input_precision=PRECISION)
         r_older = r
-        # Every block of queries adds here, from every row of the batch: the one sum that is left to atomics.
+        # Every block of queries of every row adds here, so this sum uses atomics.
         of_r = tl.dot(tl.trans(by_distance), qw, input_precision=PRECISION)
         add_rows(grad_distance, tl.maximum(C - 1 - gap, 0), of_r, gap < K, D, BD, SLIDE)
         carry_back(base, done + step, grads, T, SLIDE)
@@ -108,7 +108,7 @@ def query_kernel(
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, WINDOW: tl.constexpr,
     FIRST: tl.constexpr, DROPOUT: tl.constexpr, SLIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one block of queries, its share of u + w, and of every distance it meets."""
+    """Gradients of one block of queries, and its contributions to those of u + w and of the distances."""
     bh = tl.program_id(1)
     b = (bh // H).to(tl.int64)
     h = bh % H
@@ -134,23 +134,23 @@ def query_kernel(
     if DROPOUT:
         seed = tl.load(seed_ptr)
 
-    base = ring(T, SLIDE)
-    farthest, whole = reach(i0, M, L, window, first, T, WINDOW, FIRST)
+    base = rolling_buffer(T, SLIDE)
+    farthest, complete = reach(i0, M, L, window, first, T, WINDOW, FIRST)
     r = load_distances(distance, (farthest + 1) * T - 1, stride_dc, C, D, BD, T)
     older = tl.dot(qw, tl.trans(r), input_precision=PRECISION)
-    # What tile farthest+1 would have met is no gradient of anything.
+    # Entries of tile farthest+1 are not gradients, so they are zero.
     met = tl.arange(0, T)[:, None] + tl.arange(0, T)[None, :] >= T - 1
     keep_first(base, tl.where(met, older, 0.0), T, SLIDE)
     before = tl.zeros([T, T], tl.float32)
     total = tl.zeros([T, BD], tl.float32)
     total, older, before, r = query_span(
-        total, older, before, r, 0, farthest, whole + 1, qu, qw, g, row_lse, row_delta, base,
+        total, older, before, r, 0, farthest, complete + 1, qu, qw, g, row_lse, row_delta, base,
         key, value, distance, grad_distance, first, seed,
         stride_kl, stride_vl, stride_dc, bh, i0, M, L, C, window, scale, score_scale, dropout,
         D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION,
     )  # fmt: skip
     total, older, before, r = query_span(
-        total, older, before, r, farthest - whole, whole, 1, qu, qw, g, row_lse, row_delta, base,
+        total, older, before, r, farthest - complete, complete, 1, qu, qw, g, row_lse, row_delta, base,
         key, value, distance, grad_distance, first, seed,
         stride_kl, stride_vl, stride_dc, bh, i0, M, L, C, window, scale, score_scale, dropout,
         D, BD, T, False, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION,
@@ -179,7 +179,7 @@ def key_span(
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr,
     FIRST: tl.constexpr, DROPOUT: tl.constexpr, SLIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Tiles near, near+1, .. far of one block of keys; here keys run down the rows and queries along them."""
+    """Tiles near, near+1, ..., far of one block of keys; here rows are keys and columns are queries."""
     j = j0 + tl.arange(0, T)
     r_newer = load_distances(distance, near * T - 1, stride_distance, C, D, BD, T)
     for n in tl.range(near, far + 1, disable_licm=True):
@@ -215,7 +215,7 @@ def key_span(
     return grad_k, grad_v, received
 
 
-# L and M are specialised here: whether they are multiples of 16 decides how wide a row of lse and delta is read.
+# Specialised on L and M: if they are multiples of 16, rows of lse and delta are loaded in wider vectors.
 @triton.jit(do_not_specialize=["C", "window"])
 def key_kernel(
     with_u, with_w, key, value, distance, grad, lse, delta, first, seed_ptr, grad_key, grad_value, grad_u,
@@ -248,19 +248,19 @@ def key_kernel(
         seed = tl.load(seed_ptr)
 
     base = tall(T, SLIDE)
-    # Tile n holds queries j0 - M + n T ..: the first that is not all before the segment, the last that begins in it.
+    # Tile n has the queries from j0 - M + n T on: the first tile that reaches the segment, the last that starts in it.
     near = tl.maximum(M - j0, 0) // T
     far = (L - 1 + M - j0) // T
-    whole = far
+    complete = far
     if WINDOW:
         far = tl.minimum(far, (window - 2 + T) // T)
-        whole = tl.minimum(far, tl.maximum(window - T, 0) // T)
+        complete = tl.minimum(far, tl.maximum(window - T, 0) // T)
     grad_k = tl.zeros([T, BD], tl.float32)
     grad_v = tl.zeros([T, BD], tl.float32)
     received = tl.zeros([T], tl.float32)
     if FIRST:
-        whole = 0
-    # The queries' own keys, then what every query sees, then what only some see.
+        complete = 0
+    # The diagonal tile, then tiles that every query sees, then tiles that only some see.
     grad_k, grad_v, received = key_span(
         grad_k, grad_v, received, near, tl.minimum(far, 0), k, v, base,
         with_u, with_w, grad, distance, lse, delta, first, seed,
@@ -270,13 +270,13 @@ def key_kernel(
     near = tl.maximum(near, 1)
     if not FIRST:
         grad_k, grad_v, received = key_span(
-            grad_k, grad_v, received, near, whole, k, v, base, with_u, with_w, grad, distance, lse, delta, first, seed,
-            stride_gl, stride_dc, bh, j0, M, L, C, window, scale, score_scale, dropout,
-            D, BD, T, False, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION,
+            grad_k, grad_v, received, near, complete, k, v, base, with_u, with_w, grad, distance, lse, delta, first,
+            seed, stride_gl, stride_dc, bh, j0, M, L, C, window, scale, score_scale, dropout, D, BD, T, False, WINDOW,
+            FIRST, DROPOUT, SLIDE, PRECISION,
         )  # fmt: skip
     if FIRST or WINDOW:
         grad_k, grad_v, received = key_span(
-            grad_k, grad_v, received, tl.maximum(near, whole + 1), far, k, v, base,
+            grad_k, grad_v, received, tl.maximum(near, complete + 1), far, k, v, base,
             with_u, with_w, grad, distance, lse, delta, first, seed,
             stride_gl, stride_dc, bh, j0, M, L, C, window, scale, score_scale, dropout,
             D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION,
@@ -288,6 +288,6 @@ def key_kernel(
     element = grad_key.dtype.element_ty
     tl.store(grad_key + j[:, None] * stride_xl + columns[None, :], grad_k.to(element), mask=here)
     tl.store(grad_value + j[:, None] * stride_yl + columns[None, :], grad_v.to(element), mask=here)
-    # u meets key j with all that j received: its gradient is the keys' sum weighted by that.
+    # The gradient of u is the sum of the keys, each weighted by the sum of its score gradients.
     share = tl.sum(tl.where(j < M + L, received, 0.0)[:, None] * k.to(tl.float32), 0)
     tl.store(grad_u + (bh * tl.num_programs(0) + tl.program_id(0)) * D + columns, share, mask=columns < D)

@@ -1,11 +1,18 @@
-"""The forward pass: one program per block of queries walks the keys from the oldest it may see to its own."""
+"""The forward pass: one program per block of queries goes over the keys from the oldest visible one to its own."""
 
 import triton
 import triton.language as tl
 
-from longspan.kernels.relative_attention.fused_slide import GATHER, carry_back, keep_block, keep_first, ring, slide
+from longspan.kernels.relative_attention.fused_slide import (
+    GATHER,
+    carry_back,
+    keep_block,
+    keep_first,
+    rolling_buffer,
+    slide,
+)
 
-# Nothing is gained by compiling anew for a length that happens to be a multiple of 16.
+# Specialising on lengths that are multiples of 16 gains nothing and would compile the kernel again.
 LENGTHS = ["L", "M", "C", "window"]
 
 
@@ -21,7 +28,7 @@ def load_rows(base, rows, stride, count, D: tl.constexpr, BD: tl.constexpr):
 
 @triton.jit
 def load_distances(base, first, stride, C, D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr):
-    """T distances of the position table from `first` downwards, the last known one standing for all beyond."""
+    """T distances of the position table from `first` downwards; distances beyond the table use its last one."""
     rows = tl.minimum(tl.maximum(C - 1 - first + tl.arange(0, T), 0), C - 1)
     columns = tl.arange(0, BD)
     pointers = base + rows[:, None] * stride + columns[None, :]
@@ -34,23 +41,23 @@ def load_distances(base, first, stride, C, D: tl.constexpr, BD: tl.constexpr, T:
 
 @triton.jit
 def reach(i0, M, L, window, first, T: tl.constexpr, WINDOW: tl.constexpr, FIRST: tl.constexpr):
-    """The farthest tile that queries i0.. see, and the farthest that all of them see whole."""
+    """The farthest tile that the queries i0.. see, and the farthest that all of them see completely."""
     oldest = 0
     oldest_of_all = 0
     if FIRST:
         oldest = tl.maximum(tl.load(first + i0).to(tl.int32), 0)
         oldest_of_all = tl.maximum(tl.load(first + tl.minimum(i0 + T, L) - 1).to(tl.int32), 0)
     farthest = tl.cdiv(tl.maximum(M + i0 - oldest, 0), T)
-    whole = tl.maximum(M + i0 - oldest_of_all, 0) // T
+    complete = tl.maximum(M + i0 - oldest_of_all, 0) // T
     if WINDOW:
         farthest = tl.minimum(farthest, (window - 2 + T) // T)
-        whole = tl.minimum(whole, tl.maximum(window - T, 0) // T)
-    return farthest, whole
+        complete = tl.minimum(complete, tl.maximum(window - T, 0) // T)
+    return farthest, complete
 
 
 @triton.jit
 def visible(i, j, M, window, oldest, WINDOW: tl.constexpr, FIRST: tl.constexpr):
-    """Which keys which queries see; the arguments are rows and columns that broadcast."""
+    """Whether query i sees key j; the arguments broadcast."""
     gap = M + i - j
     seen = (gap >= 0) & (j >= 0)
     if WINDOW:
@@ -62,7 +69,7 @@ def visible(i, j, M, window, oldest, WINDOW: tl.constexpr, FIRST: tl.constexpr):
 
 @triton.jit
 def scrambled(x):
-    """A permutation of all 32-bit numbers in which every bit of x moves every other (Wellons 2018, lowbias32)."""
+    """A 32-bit hash in which every input bit affects every output bit (Wellons 2018, lowbias32)."""
     x ^= x >> 16
     x *= 0x7FEB352D
     x ^= x >> 15
@@ -72,9 +79,9 @@ def scrambled(x):
 
 @triton.jit
 def kept(seed, bh, i, j, K, dropout):
-    """Dropout by counter: the same answer for the same weight, whichever kernel asks.
+    """Counter-based dropout: the same result for the same weight in every kernel.
 
-    A hash of a few operations: tl.rand takes ten rounds of Philox for four numbers and hands on one.
+    A hash of a few operations, because tl.rand computes ten rounds of Philox for four numbers and returns one.
     """
     row = scrambled((seed + bh * 1000003).to(tl.uint32))
     drawn = scrambled((i * K + j).to(tl.uint32) ^ row)
@@ -88,7 +95,7 @@ def forward_span(
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr,
     FIRST: tl.constexpr, DROPOUT: tl.constexpr, SLIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Tiles far, far-1, .. near of one block of queries, after `done` others."""
+    """Tiles far, far-1, ..., near of one block of queries, after `done` other tiles."""
     K = M + L
     i = i0 + tl.arange(0, T)
     if FIRST and MASKED:
@@ -110,7 +117,7 @@ def forward_span(
             scores = tl.where(seen, scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
         if MASKED:
-            # A row that has seen nothing yet would subtract -inf from -inf.
+            # A row without a visible key so far would compute -inf - -inf.
             floor = tl.where(new_top == float("-inf"), 0.0, new_top)
         else:
             floor = new_top
@@ -138,7 +145,7 @@ def forward_kernel(
     bh = tl.program_id(1)
     b = (bh // H).to(tl.int64)
     h = bh % H
-    # The last queries see the most keys: they start first.
+    # The last queries see the most keys, so they start first.
     i0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * T
     columns = tl.arange(0, BD)
     i = i0 + tl.arange(0, T)
@@ -154,8 +161,8 @@ def forward_kernel(
     if DROPOUT:
         seed = tl.load(seed_ptr)
 
-    base = ring(T, SLIDE)
-    farthest, whole = reach(i0, M, L, window, first, T, WINDOW, FIRST)
+    base = rolling_buffer(T, SLIDE)
+    farthest, complete = reach(i0, M, L, window, first, T, WINDOW, FIRST)
     r = load_distances(distance, (farthest + 1) * T - 1, stride_dc, C, D, BD, T)
     older = tl.dot(qw, tl.trans(r), input_precision=PRECISION)
     keep_first(base, older, T, SLIDE)
@@ -163,12 +170,12 @@ def forward_kernel(
     top = tl.full([T], float("-inf"), tl.float32)
     total = tl.zeros([T], tl.float32)
     acc, top, total, older = forward_span(
-        acc, top, total, older, 0, farthest, whole + 1, qu, qw, base, key, value, distance, first, seed,
+        acc, top, total, older, 0, farthest, complete + 1, qu, qw, base, key, value, distance, first, seed,
         stride_kl, stride_vl, stride_dc, bh, i0, M, L, C, window, scale, dropout,
         D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION,
     )  # fmt: skip
     acc, top, total, older = forward_span(
-        acc, top, total, older, farthest - whole, whole, 1, qu, qw, base, key, value, distance, first, seed,
+        acc, top, total, older, farthest - complete, complete, 1, qu, qw, base, key, value, distance, first, seed,
         stride_kl, stride_vl, stride_dc, bh, i0, M, L, C, window, scale, dropout,
         D, BD, T, False, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION,
     )  # fmt: skip

@@ -1,20 +1,19 @@
-"""Sliding a tile of scores between keys and distances, inside a Triton program.
+"""Shifts a tile of scores between keys and distances, inside a Triton program.
 
-A tile of T queries and T keys, the keys ending n tiles before the queries' own, meets the distances
-(n+1) T - 1 - t with t = jj - ii + T - 1 from 0 to 2 T - 2. Walking n downwards, towards the queries, the next tile
-meets the same distances but T: a window of 2 T columns moves along, and each position score is computed once.
+A tile of T queries and T keys, n tiles before the queries' own keys, uses the distances (n+1) T - 1 - t with
+t = jj - ii + T - 1 from 0 to 2 T - 2. When n goes down by one, the next tile uses T of the same distances. So a window
+of 2 T columns moves along, and each position score is computed once.
 
-Three ways to do it, chosen at compile time by SLIDE:
+Three methods, chosen at compile time by SLIDE:
 
-    GATHER  tl.gather from both halves of the window, held in registers; runs anywhere Triton does, its interpreter
-            included
-    BLOCK   the window lies in shared memory, written with one row stride and read with that stride less one; the
-            shared-memory instructions are inline PTX, which Triton's own layouts cannot say
-    WARP    the same for tensor-core tiles of 64 by 64 on four warps (Hopper), where each warp owns whole rows: no
+    GATHER  tl.gather from both halves of the window, in registers; works wherever Triton does, also in its interpreter
+    BLOCK   the window is in shared memory, written with one row stride and read with that stride minus one; the
+            shared-memory instructions are inline PTX, because Triton's layouts cannot express them
+    WARP    the same for tensor-core tiles of 64 by 64 on four warps (Hopper), where each warp owns complete rows: no
             block barrier, and one address per thread for all its numbers
 """
 
-# ruff: noqa: RET505, SIM102 (Triton compiles one branch of a condition; what follows a return is compiled too)
+# ruff: noqa: RET505, SIM102 (Triton compiles one branch of a condition; code after a return is compiled too)
 # mypy: disable-error-code="no-untyped-def"
 
 import ctypes
@@ -27,12 +26,12 @@ GATHER = tl.constexpr(0)
 BLOCK = tl.constexpr(1)
 WARP = tl.constexpr(2)
 
-# Extra columns of a row in shared memory, so that eight rows of a tensor-core tile fall on different banks.
+# Extra columns per row in shared memory, so that eight rows of a tensor-core tile are in different banks.
 PAD = tl.constexpr(8)
 
 
 def raise_shared_limit(_module: Any, function: int, name: str, *_: Any) -> None:
-    """Triton asks the driver for more than 48 KB by what it allocates itself; the ring comes on top of that."""
+    """Raise the limit of shared memory: Triton requests only what it allocates itself, without this window."""
     if name in ("forward_kernel", "query_kernel", "key_kernel"):
         driver, got = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
         handle, device = ctypes.c_void_p(function), ctypes.c_int(triton.runtime.driver.active.get_current_device())
@@ -47,7 +46,7 @@ if hasattr(triton.knobs.runtime, "kernel_load_end_hook"):
     triton.knobs.runtime.kernel_load_end_hook.add(raise_shared_limit)
 
 
-def _room(name: str, floats: int) -> tl.constexpr:
+def _scratch(name: str, floats: int) -> tl.constexpr:
     return tl.constexpr(f"{{ .shared .align 16 .b8 {name}[{4 * floats}]; mov.u32 $0, {name}; }}")
 
 
@@ -57,15 +56,15 @@ STEPS = tl.constexpr(6)
 def _tile(instruction: str, row: int) -> tl.constexpr:
     """`instruction` for the 32 numbers a thread holds of a 64 by 64 tensor-core tile on four warps.
 
-    They lie in pairs along a row, two rows eight apart, every eight columns; `row` is the row stride in shared memory.
-    Operands: 32 outputs, 32 values, 32 addresses of which the first says enough.
+    They are pairs along a row, in two rows eight apart, every eight columns; `row` is the row stride in shared memory.
+    Operands: 32 outputs, 32 values, 32 addresses of which only the first is used.
     """
     lines = []
     for k in range(32):
-        place = f"[$64 + {4 * (8 * (k >> 1 & 1) * row + 8 * (k >> 2) + (k & 1))}]"
+        address = f"[$64 + {4 * (8 * (k >> 1 & 1) * row + 8 * (k >> 2) + (k & 1))}]"
         outs, values = f"{{${k}, ${k + 1}}}", f"{{${32 + k}, ${33 + k}}}"
         if "v2" not in instruction or k % 2 == 0:
-            lines.append(instruction.format(out=f"${k}", outs=outs, value=f"${32 + k}", values=values, place=place))
+            lines.append(instruction.format(out=f"${k}", outs=outs, value=f"${32 + k}", values=values, address=address))
     return tl.constexpr("\n".join(lines))
 
 
@@ -77,21 +76,22 @@ def _window(T: int) -> int:
     return T * (2 * T + PAD.value) + T // 16 * STEPS.value * T
 
 
-RING_64, RING_32 = _room("slide_ring", _window(64)), _room("slide_ring", _window(32))
-TALL_64, TALL_32 = _room("slide_tall", 128 * 72), _room("slide_tall", 64 * 40)
-SHORT_64 = _room("slide_short", 64 * 72)
-PUT_136 = _tile("st.shared.v2.f32 {place}, {values};", 136)
-PUT_135 = _tile("st.shared.f32 {place}, {value};", 135)
-TAKE_136 = _tile("ld.shared.v2.f32 {outs}, {place};", 136)
-TAKE_135 = _tile("ld.shared.f32 {out}, {place};", 135)
-TAKE_72 = _tile("ld.shared.v2.f32 {outs}, {place};", 72)
+BUFFER_64, BUFFER_32 = _scratch("slide_buffer", _window(64)), _scratch("slide_buffer", _window(32))
+TALL_64, TALL_32 = _scratch("slide_tall", 128 * 72), _scratch("slide_tall", 64 * 40)
+SHORT_64 = _scratch("slide_short", 64 * 72)
+PUT_136 = _tile("st.shared.v2.f32 {address}, {values};", 136)
+PUT_135 = _tile("st.shared.f32 {address}, {value};", 135)
+TAKE_136 = _tile("ld.shared.v2.f32 {outs}, {address};", 136)
+TAKE_135 = _tile("ld.shared.f32 {out}, {address};", 135)
+TAKE_72 = _tile("ld.shared.v2.f32 {outs}, {address};", 72)
 PUT_WITH, TAKE_WITH = _operands("=r", "f", "r"), _operands("=f", "f", "r")
 
 
 def _put_short() -> tl.constexpr:
-    """Of the older and the newer block, the half of each that the tile meets, at its key's row.
+    """Stores the half of the older and of the newer block that the tile uses, in the row of its key.
 
-    Operands: 32 outputs, 32 numbers of each block, 32 addresses, 32 sums of row and column; of the last two the first.
+    Operands: 32 outputs, 32 numbers of each block, 32 addresses, 32 sums of row and column; of the last two only the
+    first is used.
     """
     lines = ["{ .reg .pred p;"]
     for k in range(32):
@@ -107,7 +107,7 @@ PUT_SHORT = _put_short()
 PUT_SHORT_WITH = _operands("=r", "f", "f", "r", "r")
 
 # A tensor-core tile added to float32 rows in global memory, two numbers at a time.
-# Operands: 32 outputs, 32 values, 32 addresses of which the first of each row says enough.
+# Operands: 32 outputs, 32 values, 32 addresses of which only the first of each row is used.
 ADD_64 = tl.constexpr(
     "\n".join(
         f"red.relaxed.gpu.global.add.v2.f32 [${64 + (k & 2)} + {32 * (k >> 2)}], {{${32 + k}, ${33 + k}}};"
@@ -119,21 +119,21 @@ ADD_WITH = _operands("=r", "f", "l")
 
 @triton.jit
 def add_rows(base, rows, values, here, D: tl.constexpr, BD: tl.constexpr, SLIDE: tl.constexpr):
-    """base[rows] += values, whoever else adds there; rows not `here` hold zeros."""
+    """base[rows] += values, atomically; rows that are not `here` hold zeros."""
     columns = tl.arange(0, BD)
-    places = base + rows[:, None] * D + columns[None, :]
+    pointers = base + rows[:, None] * D + columns[None, :]
     if (SLIDE == WARP) & (D == 64):
-        tl.inline_asm_elementwise(ADD_64, ADD_WITH, [values, places.to(tl.int64)], tl.int32, False, 32)
+        tl.inline_asm_elementwise(ADD_64, ADD_WITH, [values, pointers.to(tl.int64)], tl.int32, False, 32)
     else:
-        tl.atomic_add(places, values, mask=here[:, None] & (columns < D)[None, :], sem="relaxed")
+        tl.atomic_add(pointers, values, mask=here[:, None] & (columns < D)[None, :], sem="relaxed")
 
 
 @triton.jit
 def in_registers(tile, number, SLIDE: tl.constexpr):
-    """A left operand that should not take shared memory: programs share a multiprocessor only if all fit.
+    """Keeps a left operand out of shared memory, so that more programs fit on a multiprocessor.
 
-    One that was computed is held in registers, one that was loaded is not. Times one makes the difference, as long as
-    the compiler does not see that it is one: `number` is any finite argument of the kernel.
+    Triton keeps computed operands in registers and loaded ones in shared memory. Multiplying by one makes it a computed
+    one, as long as the compiler does not know that it is one: `number` is any finite argument of the kernel.
     """
     if SLIDE == WARP:
         return (tile * (1.0 + 0.0 * number)).to(tile.dtype)
@@ -143,7 +143,7 @@ def in_registers(tile, number, SLIDE: tl.constexpr):
 
 @triton.jit
 def put(address, values, STRIDE: tl.constexpr, SLIDE: tl.constexpr):
-    """values to shared memory; STRIDE is that of the rows of `address`."""
+    """Store values in shared memory; STRIDE is the row stride of `address`."""
     if SLIDE != WARP:
         tl.inline_asm_elementwise(
             "st.shared.f32 [$2], $1; mov.b32 $0, 0;", "=r,f,r", [values, address], tl.int32, False, 1
@@ -157,7 +157,7 @@ def put(address, values, STRIDE: tl.constexpr, SLIDE: tl.constexpr):
 
 @triton.jit
 def take(address, like, STRIDE: tl.constexpr, SLIDE: tl.constexpr):
-    """What lies at address, in the register layout of `like`."""
+    """Load from shared memory in the register layout of `like`."""
     if SLIDE != WARP:
         return tl.inline_asm_elementwise("ld.shared.f32 $0, [$2];", "=f,f,r", [like, address], tl.float32, False, 1)
     elif STRIDE == 136:
@@ -170,30 +170,30 @@ def take(address, like, STRIDE: tl.constexpr, SLIDE: tl.constexpr):
 
 
 @triton.jit
-def meet(SLIDE: tl.constexpr):
-    """Shared memory written before is there for all who read it after."""
+def barrier(SLIDE: tl.constexpr):
+    """A barrier: writes to shared memory before it are visible after it."""
     if SLIDE == WARP:
         tl.inline_asm_elementwise("bar.warp.sync 0xffffffff; mov.b32 $0, 0;", "=r", [], tl.int32, False, 1)
     elif SLIDE == BLOCK:
-        # tl.debug_barrier would do, but a loop that holds one is not pipelined.
+        # tl.debug_barrier would work, but Triton does not pipeline a loop that contains it.
         tl.inline_asm_elementwise("bar.sync 0; mov.b32 $0, 0;", "=r", [], tl.int32, False, 1)
 
 
 @triton.jit
-def ring(T: tl.constexpr, SLIDE: tl.constexpr):
-    """Room for the window, one row per query, and for STEPS tiles to move along."""
+def rolling_buffer(T: tl.constexpr, SLIDE: tl.constexpr):
+    """Shared memory for the window, one row per query, with space for STEPS moves."""
     if SLIDE == GATHER:
         return 0
     elif T == 64:
-        return tl.inline_asm_elementwise(RING_64, "=r", [], tl.int32, False, 1)
+        return tl.inline_asm_elementwise(BUFFER_64, "=r", [], tl.int32, False, 1)
     else:
         tl.static_assert(T == 32)
-        return tl.inline_asm_elementwise(RING_32, "=r", [], tl.int32, False, 1)
+        return tl.inline_asm_elementwise(BUFFER_32, "=r", [], tl.int32, False, 1)
 
 
 @triton.jit
 def tall(T: tl.constexpr, SLIDE: tl.constexpr):
-    """Room for two blocks of scores with one row per distance."""
+    """Shared memory for two blocks of scores, one row per distance."""
     if SLIDE == GATHER:
         return 0
     elif SLIDE == WARP:
@@ -207,10 +207,10 @@ def tall(T: tl.constexpr, SLIDE: tl.constexpr):
 
 @triton.jit
 def window_address(base, start: tl.constexpr, STRIDE: tl.constexpr, T: tl.constexpr):
-    """T columns of the window from `start` on or, with the stride less one, of the keys; for every query.
+    """Addresses of T columns of the window from `start` on, or of the keys if the stride is one less; for every query.
 
-    As the window moves on a row comes to lie where the next one was. Rows of one warp are in step; a gap keeps warps
-    apart.
+    When the window moves, a row occupies addresses of the next row. Rows of one warp move together, and a gap separates
+    the rows of different warps.
     """
     rows = tl.arange(0, T)[:, None]
     return base + 4 * (rows * STRIDE + (rows // 16) * (STEPS * T) + tl.arange(0, T)[None, :] + start)
@@ -218,41 +218,41 @@ def window_address(base, start: tl.constexpr, STRIDE: tl.constexpr, T: tl.conste
 
 @triton.jit
 def keep_first(base, block, T: tl.constexpr, SLIDE: tl.constexpr):
-    """Put the first half of the first tile's window."""
+    """Store the first half of the window of the first tile."""
     if SLIDE != GATHER:
         put(window_address(base, 0, 2 * T + PAD, T), block, 2 * T + PAD, SLIDE)
 
 
 @triton.jit
 def keep_block(base, step, block, T: tl.constexpr, SLIDE: tl.constexpr):
-    """Put the half of this step's window that is new, and say where the window now lies."""
+    """Store the new half of this step's window; returns the address of the window."""
     if SLIDE == GATHER:
         return base
     else:
         at = base + 4 * T * (step % STEPS)
-        meet(SLIDE)
+        barrier(SLIDE)
         put(window_address(at, T, 2 * T + PAD, T), block, 2 * T + PAD, SLIDE)
-        meet(SLIDE)
+        barrier(SLIDE)
         return at
 
 
 @triton.jit
 def carry_back(base, step, like, T: tl.constexpr, SLIDE: tl.constexpr):
-    """After STEPS tiles, begin again with the half of the window that the next tile needs.
+    """After STEPS tiles, copy the half of the window that the next tile needs back to the beginning.
 
-    Only as the last words of a loop's body: that is where Triton's pipeliner moves a condition, wherever it stood.
+    Call it only at the end of a loop body, because Triton's pipeliner moves the condition there anyway.
     """
     if SLIDE != GATHER:
         if step % STEPS == STEPS - 1:
-            meet(SLIDE)
+            barrier(SLIDE)
             carried = take(window_address(base, T * STEPS, 2 * T + PAD, T), like, 2 * T + PAD, SLIDE)
-            meet(SLIDE)
+            barrier(SLIDE)
             put(window_address(base, 0, 2 * T + PAD, T), carried, 2 * T + PAD, SLIDE)
 
 
 @triton.jit
 def slide(at, older, newer, T: tl.constexpr, SLIDE: tl.constexpr):
-    """Position scores [query, key] of the tile whose window lies at `at`."""
+    """Position scores [query, key] of the tile whose window is at `at`."""
     if SLIDE == GATHER:
         t = tl.arange(0, T)[None, :] - tl.arange(0, T)[:, None] + (T - 1)
         from_older = tl.gather(older, tl.minimum(t, T - 1), 1)
@@ -264,9 +264,9 @@ def slide(at, older, newer, T: tl.constexpr, SLIDE: tl.constexpr):
 
 @triton.jit
 def unslide(grads, at, before, T: tl.constexpr, SLIDE: tl.constexpr):
-    """The window's first half [query, distance] of gradients: this tile is the last that meets them.
+    """Gradients [query, distance] of the first half of the window, which this tile is the last to use.
 
-    Each place is read by one tile alone, so gradients take the place of the scores they came from.
+    Every entry is read by one tile only, so gradients overwrite the scores.
     """
     if SLIDE == GATHER:
         jj = tl.arange(0, T)[None, :] + tl.arange(0, T)[:, None] - (T - 1)
@@ -274,15 +274,15 @@ def unslide(grads, at, before, T: tl.constexpr, SLIDE: tl.constexpr):
         from_before = tl.gather(before, tl.minimum(jj + T, T - 1), 1)
         return tl.where(jj >= 0, from_now, from_before)
     else:
-        meet(SLIDE)
+        barrier(SLIDE)
         put(window_address(at, T - 1, 2 * T + PAD - 1, T), grads, 2 * T + PAD - 1, SLIDE)
-        meet(SLIDE)
+        barrier(SLIDE)
         return take(window_address(at, 0, 2 * T + PAD, T), grads, 2 * T + PAD, SLIDE)
 
 
 @triton.jit
 def slide_tall(base, older, newer, T: tl.constexpr, SLIDE: tl.constexpr):
-    """slide with keys and distances down the rows: blocks [distance, query] make [key, query]."""
+    """The same as `slide` with the axes exchanged: from blocks [distance, query] to [key, query]."""
     rows = tl.arange(0, T)[:, None]
     columns = tl.arange(0, T)[None, :]
     t = rows - columns + (T - 1)
@@ -291,15 +291,15 @@ def slide_tall(base, older, newer, T: tl.constexpr, SLIDE: tl.constexpr):
         from_newer = tl.gather(newer, tl.maximum(t - T, 0), 0)
         return tl.where(t < T, from_older, from_newer)
     elif SLIDE == WARP:
-        meet(BLOCK)
+        barrier(BLOCK)
         total = rows + columns
         address = base + 4 * ((total - (T - 1)) * (T + PAD) + columns)
         tl.inline_asm_elementwise(PUT_SHORT, PUT_SHORT_WITH, [older, newer, address, total], tl.int32, False, 32)
-        meet(BLOCK)
+        barrier(BLOCK)
         return take(base + 4 * (rows * (T + PAD) + columns), newer, T + PAD, SLIDE)
     else:
-        meet(BLOCK)
+        barrier(BLOCK)
         put(base + 4 * (rows * (T + PAD) + columns), older, T + PAD, SLIDE)
         put(base + 4 * ((rows + T) * (T + PAD) + columns), newer, T + PAD, SLIDE)
-        meet(BLOCK)
+        barrier(BLOCK)
         return take(base + 4 * (t * (T + PAD) + columns), newer, T + PAD, SLIDE)

@@ -1,4 +1,4 @@
-"""The definition of relative attention (Dai et al. 2019, section 3.3), written to be read and to be right."""
+"""The definition of relative attention (Dai et al. 2019, section 3.3), written for clarity."""
 
 import torch
 
@@ -19,10 +19,10 @@ def relative_attention(
 ) -> Float[Tensor, "B H L D"]:
     """softmax_j((q_i + u) . k_j + (q_i + w) . r_{i-j}) v_j, scores divided by sqrt(D).
 
-    Query i stands at key position K - L + i and sees no later key. `distance[:, c]` is r at distance C-1-c, so its
-    columns descend to distance 0; a distance beyond C-1 takes the first column, which is how a clamp is said.
-    `window` keeps distances 0..window-1 only; `first_key[b, i]` is the oldest key query i of row b may see (memory
-    not yet filled, a document's beginning). Both never hide a query's own position.
+    Query i is key K - L + i and sees no later key. `distance[:, c]` is r at distance C-1-c, so columns descend to
+    distance 0. Distances beyond C-1 use the first column, which implements a clamp. With `window`, only distances
+    0..window-1 are visible. `first_key[b, i]` is the oldest key visible to query i of row b (the first valid cached
+    position or the start of the document). A query always sees its own position.
     """
     weights = attention_weights(query, key, distance, u, w, window=window, first_key=first_key)
     return torch.nn.functional.dropout(weights, dropout) @ value
@@ -38,16 +38,16 @@ def attention_weights(
     window: int | None = None,
     first_key: Int[Tensor, "B L"] | None = None,
 ) -> Float[Tensor, "B H L K"]:
-    """How much each query gives to each key."""
+    """The softmax over the visible keys of every query."""
     scores = relative_scores(query, key, distance, u, w) / query.shape[-1] ** 0.5
     L, K = scores.shape[-2:]
     gap = distances(L, K, scores.device)
-    hidden = gap < 0
+    masked = gap < 0
     if window is not None:
-        hidden = hidden | (gap >= window)
+        masked = masked | (gap >= window)
     if first_key is not None:
-        hidden = hidden | (torch.arange(K, device=scores.device) < first_key[:, None, :, None])
-    return torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
+        masked = masked | (torch.arange(K, device=scores.device) < first_key[:, None, :, None])
+    return torch.softmax(scores.masked_fill(masked, float("-inf")), dim=-1)
 
 
 def relative_scores(
@@ -66,5 +66,5 @@ def relative_scores(
 
 
 def distances(L: int, K: int, device: torch.device) -> Int[Tensor, "L K"]:
-    """How far key j lies behind query i; negative for the future."""
+    """The distance from query i back to key j; negative for later keys."""
     return torch.arange(K - L, K, device=device)[:, None] - torch.arange(K, device=device)

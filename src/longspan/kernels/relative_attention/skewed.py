@@ -1,9 +1,9 @@
-"""Relative attention on torch's own operations, for any device: no gather, no mask tensor.
+"""Relative attention in torch operations, for any device, without gather and without a mask tensor.
 
-Position scores are made once per query and distance, in one product. Key j of query i then stands at column
-j - i + L - 1, and in a row-major buffer of row stride S the element (i, j - i + c) lies at i (S - 1) + j + c: the same
-memory read with row stride S - 1 is the matrix slid into place. Hidden distances (the future, what lies beyond the
-window) are columns of -inf in that buffer, so the causal mask comes for free; see docs/transformer_xl.md.
+Position scores are computed once per query and distance, in one product. Key j of query i is then in column
+j - i + L - 1. In a row-major buffer with row stride S, the element (i, j - i + c) is at i (S - 1) + j + c, so the same
+memory with row stride S - 1 is the shifted matrix. Hidden distances (later keys, and those beyond the window) are
+columns of -inf in the buffer, which gives the causal mask at no cost; see docs/transformer_xl.md.
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from longspan.shapes import Float, Int, Tensor
 
 LEAST_BLOCK = 64
-"""Queries that are read together where a window is short; fewer would leave products too small to be fast."""
-TOGETHER = 256
-"""Queries of a long segment whose scores are made at once."""
+"""Queries per block with a short window; with fewer, matrix products are too small to be fast."""
+BLOCK_QUERIES = 256
+"""Queries of a long segment whose scores are computed at once."""
 
 
 def relative_attention(
@@ -32,23 +32,23 @@ def relative_attention(
     dropout: float = 0.0,
     added: Float[Tensor, "H C"] | None = None,
 ) -> Float[Tensor, "B H L D"]:
-    """As `reference.relative_attention` defines it; `added` is one number more per head and distance.
+    """The function of `reference.relative_attention`; `added` is one more term per head and distance.
 
-    Where the window is short, every block of queries is handed only the keys it can see: L (window + block) scores
-    instead of L K. A long segment is read in turns, each of which sees no later keys: half the scores.
+    With a short window, every block of queries gets only the keys it can see: L (window + block) scores instead of L K.
+    A long segment is computed in blocks without the later keys, which halves the scores.
     """
     B, H, L, D = query.shape
     block = max(window or L, LEAST_BLOCK)
     if window is not None and block < L and block + window <= key.shape[2]:
         query, key, value, first_key = _blocks(query, key, value, first_key, block, window)
-        read = relative_attention(
+        output = relative_attention(
             query, key, value, distance, u, w, window=window, first_key=first_key, dropout=dropout, added=added
         )
-        return read.unflatten(0, (B, -1)).transpose(1, 2).flatten(2, 3)[:, :, :L]
-    if L > TOGETHER:
+        return output.unflatten(0, (B, -1)).transpose(1, 2).flatten(2, 3)[:, :, :L]
+    if L > BLOCK_QUERIES:
         parts = [
             relative_attention(q, k, v, distance, u, w, window=window, first_key=first, dropout=dropout, added=added)
-            for q, k, v, first in _turns(query, key, value, first_key, window)
+            for q, k, v, first in _query_blocks(query, key, value, first_key, window)
         ]
         return torch.cat(parts, dim=2)
     scale = D**-0.5
@@ -58,7 +58,7 @@ def relative_attention(
         position = position.masked_fill(hidden, float("-inf"))
     if not (torch.is_grad_enabled() and position.requires_grad) and dropout == 0.0:
         if position.is_cuda:
-            # Its kernels load several numbers at once, and trust a mask to begin where that is allowed.
+            # The CUDA kernels use vector loads and rely on the alignment of the mask.
             position = position.contiguous()
         return F.scaled_dot_product_attention(query + u[:, None], key, value, attn_mask=position, scale=scale)
     content = (query + u[:, None]) * scale
@@ -75,10 +75,10 @@ def _blocks(
     block: int,
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Every block of queries as a row of its own, beside the block + window - 1 keys that it sees."""
+    """Every block of queries as a row of the batch, with the block + window - 1 keys that it sees."""
     B, _, L, _ = query.shape
-    after = -L % block  # queries that fill the last block, and are thrown away
-    before = window - 1 - (key.shape[2] - L)  # keys that the first query could see and that are not there, or spare
+    after = -L % block  # padding of the last block, cut off from the output
+    before = window - 1 - (key.shape[2] - L)  # keys missing for the first query if positive, unused keys if negative
     query = F.pad(query, (0, 0, 0, after)).unflatten(2, (-1, block)).transpose(1, 2).flatten(0, 1)
     count = query.shape[0] // B
 
@@ -95,17 +95,17 @@ def _blocks(
     return query, seen(key), seen(value), first_key
 
 
-def _turns(
+def _query_blocks(
     query: Float[Tensor, "B H L D"],
     key: Float[Tensor, "B H K D"],
     value: Float[Tensor, "B H K D"],
     first_key: Int[Tensor, "B L"] | None,
     window: int | None,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
-    """TOGETHER queries after another, with the keys from the oldest they can see to their own."""
+    """Blocks of BLOCK_QUERIES queries, each with the keys from the oldest that it can see to its own."""
     L, M = query.shape[2], key.shape[2] - query.shape[2]
-    for begin in range(0, L, TOGETHER):
-        end = min(begin + TOGETHER, L)
+    for begin in range(0, L, BLOCK_QUERIES):
+        end = min(begin + BLOCK_QUERIES, L)
         oldest = 0 if window is None else max(M + begin - window + 1, 0)
         keys = slice(oldest, M + end)
         first = None if first_key is None else (first_key[:, begin:end] - oldest).clamp(min=0)
@@ -119,16 +119,16 @@ def position_scores(
     window: int | None = None,
     added: Float[Tensor, "H C"] | None = None,
 ) -> Float[Tensor, "B H L K"]:
-    """(query_i) . r_{i-j} at [i, j] for every key, -inf where the distance is hidden; a view with row stride S - 1."""
+    """query_i . r_{i-j} at [i, j] for every key, -inf where the distance is hidden; a view with row stride S - 1."""
     B, H, L, _ = query.shape
     S, seen = keys + L - 1, keys if window is None else min(keys, window)
     known = distance[:, max(distance.shape[1] - seen, 0) :]
-    # Heads outermost: one product per head over all rows. Broadcasting r over the batch would copy it B times.
+    # One product per head over all rows: broadcasting r over the batch would copy it B times.
     rows, columns = query.transpose(0, 1).flatten(1, 2), known.transpose(1, 2)
     more = None if added is None else added[:, None, added.shape[1] - known.shape[1] :]
     parts = (keys - seen, seen - known.shape[1], known.shape[1], L - 1)  # beyond, clamped, known, future
-    learning = any(t is not None and t.requires_grad for t in (query, distance, added))
-    if torch.is_grad_enabled() and learning:
+    trainable = any(t is not None and t.requires_grad for t in (query, distance, added))
+    if torch.is_grad_enabled() and trainable:
         scores = rows @ columns if more is None else rows @ columns + more
         hidden = scores.new_full((), float("-inf"))
         fill = (hidden, scores[..., :1], scores, hidden)
@@ -142,6 +142,6 @@ def position_scores(
         beyond.fill_(float("-inf"))
         clamped.copy_(scores[..., :1].expand_as(clamped))
         future.fill_(float("-inf"))
-    if L == 1:  # nothing to slide
+    if L == 1:  # nothing to shift
         return buffer.view(H, B, L, keys).transpose(0, 1)
     return buffer.as_strided((B, H, L, keys), (L * S, B * L * S, S - 1, 1), L - 1)

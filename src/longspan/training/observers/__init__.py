@@ -1,1 +1,1 @@
-"""What watches a run, one thing per file."""
+"""Observers of a training run, one per file."""

@@ -1,4 +1,4 @@
-"""checkpoint-N/, the last few kept, and best/."""
+"""Writes checkpoint-N/ and best/."""
 
 import math
 import shutil
@@ -16,9 +16,9 @@ from longspan.training.observer import Observer, Validation
 
 
 class Checkpoints(Observer):
-    """Saves every `every` steps, at the end, and when a signal asks for a stop; only the last `keep` good ones stay."""
+    """Saves every `every` steps, at the end, and after a signal. Keeps the last `keep` good checkpoints."""
 
-    kept: ClassVar = {"best": float}
+    fact_types: ClassVar = {"best": float}
 
     def __init__(self, folder: Path, every: int, keep: int) -> None:
         self.folder, self.every, self.keep = folder, every, keep
@@ -29,9 +29,9 @@ class Checkpoints(Observer):
         if validation.score >= self.best:
             return
         self.best = validation.score
-        score = f"{validation.bits:.4f} bits per token on {validation.tokens:,} held-out tokens, as training validates."
-        set_aside_if_broken(self.folder / "best")
-        with trainer.as_model() as model:
+        score = f"Validation during training: {validation.bits:.4f} bits per token on {validation.tokens:,} tokens."
+        move_if_broken(self.folder / "best")
+        with trainer.evaluation_model() as model:
             save_model(
                 self.folder / "best", model, trainer.tokenizer, notes=[*snapshot.notes(trainer), score], replace=True
             )
@@ -40,13 +40,13 @@ class Checkpoints(Observer):
         if trainer.step % self.every == 0 or trainer.finished or trainer.interrupted:
             trainer.settle()
             path = self.folder / f"checkpoint-{trainer.step}"
-            set_aside_if_broken(path)
+            move_if_broken(path)
             snapshot.save(trainer, path)
             self.good[path.name] = _signatures(path)
             self._remove_old()
 
     def _remove_old(self) -> None:
-        """Remove what is older than the last `keep` good checkpoints; broken ones do not count as kept."""
+        """Remove checkpoints older than the last `keep` good ones. Broken ones do not count."""
         places = store.numbered(self.folder)
         if len(places) <= self.keep:
             return
@@ -58,10 +58,10 @@ class Checkpoints(Observer):
                 shutil.rmtree(store.locate(path) or path, ignore_errors=True)
 
     def _is_good(self, path: Path) -> bool:
-        """Whether a run can be resumed from it. A large checkpoint takes seconds to read, so it is read only if its
-        files have changed since it was saved or last read."""
+        """Whether a run can be resumed from it. Reading a large checkpoint takes seconds, so it is read only if its
+        files have changed since they were written or last read."""
         now = _signatures(path)
-        if self.good.get(path.name) != now and is_whole(path, snapshot.PARTS):
+        if self.good.get(path.name) != now and is_complete(path, snapshot.PARTS):
             self.good[path.name] = now
         return self.good.get(path.name) == now
 
@@ -69,14 +69,14 @@ class Checkpoints(Observer):
         return {"best": self.best} if math.isfinite(self.best) else {}
 
     def restore(self, facts: dict[str, Any]) -> None:
-        # A run whose best was moved away or damaged has none to compare with.
-        self.best = float(facts.get("best", math.inf)) if is_whole(self.folder / "best") else math.inf
+        # If best/ was removed or damaged, the next score is the best.
+        self.best = float(facts.get("best", math.inf)) if is_complete(self.folder / "best") else math.inf
 
     def branched(self) -> None:
-        self.best = math.inf  # the score was that of the other run's best
+        self.best = math.inf  # that score belongs to the other run
 
 
-def is_whole(path: Path, parts: Collection[str] = ()) -> bool:
+def is_complete(path: Path, parts: Collection[str] = ()) -> bool:
     try:
         return set(parts) <= set(store.read_folder(path).files)
     except CheckpointError:
@@ -84,7 +84,7 @@ def is_whole(path: Path, parts: Collection[str] = ()) -> bool:
 
 
 def _signatures(path: Path) -> dict[str, list[int]]:
-    """What changes when a file of the folder is written to."""
+    """Size and times of every file, which change when the file is written."""
     place = store.locate(path) or path
     try:
         return {file.name: signature(file) for file in place.iterdir()}
@@ -92,9 +92,9 @@ def _signatures(path: Path) -> dict[str, list[int]]:
         return {}
 
 
-def set_aside_if_broken(path: Path) -> None:
-    """A damaged checkpoint or best makes way for a whole one, and is kept for whoever asks why."""
-    if path.exists() and not is_whole(path):
+def move_if_broken(path: Path) -> None:
+    """Rename a damaged checkpoint or best/ so that a new one can be written. It is kept for inspection."""
+    if path.exists() and not is_complete(path):
         place = path.with_name(f"broken-{path.name}")
         shutil.rmtree(place, ignore_errors=True)
         path.rename(place)

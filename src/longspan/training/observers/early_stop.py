@@ -1,4 +1,4 @@
-"""An end to a run that has stopped getting better."""
+"""Early stopping."""
 
 import math
 from typing import Any, ClassVar
@@ -8,9 +8,9 @@ from longspan.training.observer import Observer, Validation
 
 
 class EarlyStop(Observer):
-    """Ends the run once `patience` validations in a row were no better than the best."""
+    """Stops the run after `patience` consecutive validations without a new best score."""
 
-    kept: ClassVar = {"best": float, "waited": int}
+    fact_types: ClassVar = {"best": float, "waited": int}
 
     def __init__(self, patience: int) -> None:
         self.patience = patience

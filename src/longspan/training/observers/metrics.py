@@ -1,4 +1,4 @@
-"""metrics.jsonl: one line per step, each step once."""
+"""Writes metrics.jsonl and validation.jsonl: one line per step or validation."""
 
 import json
 import os
@@ -16,9 +16,9 @@ from longspan.training.observer import Observer, Validation
 
 
 class Metrics(Observer):
-    """Appends as steps come in; what a resume takes back (steps after its checkpoint) is cut off first.
+    """Appends a line per step to metrics.jsonl and a line per validation to validation.jsonl.
 
-    Scores on held-out text go to validation.jsonl in the same way.
+    A resume first removes the lines after its checkpoint, so that each step occurs once.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -27,12 +27,12 @@ class Metrics(Observer):
 
     def begin(self, trainer: Trainer) -> None:
         for name in ("metrics.jsonl", "validation.jsonl"):
-            cut_after(self.folder / name, trainer.step)
-            with told(self.folder / name):
+            truncate_after(self.folder / name, trainer.step)
+            with write_errors(self.folder / name):
                 self.files[name] = (self.folder / name).open("a", encoding="utf-8")
 
     def row(self, trainer: Trainer, row: Row) -> None:
-        # Few rows are skipped: the others need not say so.
+        # Most steps are not skipped, so the key is written only for those that are.
         self._write("metrics.jsonl", {key: value for key, value in asdict(row).items() if value or key != "skipped"})
 
     def validated(self, trainer: Trainer, validation: Validation) -> None:
@@ -40,7 +40,7 @@ class Metrics(Observer):
 
     def settle(self) -> None:
         for name, file in self.files.items():
-            with told(self.folder / name):
+            with write_errors(self.folder / name):
                 file.flush()
                 os.fsync(file.fileno())
 
@@ -50,23 +50,23 @@ class Metrics(Observer):
                 file.close()
 
     def _write(self, name: str, values: dict[str, object]) -> None:
-        with told(self.folder / name):
+        with write_errors(self.folder / name):
             self.files[name].write(json.dumps(values) + "\n")
             self.files[name].flush()
 
 
 @contextmanager
-def told(path: Path) -> Iterator[None]:
-    """A disk that cannot be written to ends the run in one sentence."""
+def write_errors(path: Path) -> Iterator[None]:
+    """Turns an error of the file system into a TrainingError."""
     try:
         yield
     except OSError as error:
-        way = "the last checkpoint is whole, so make room, then --resume auto"
-        raise TrainingError(f"{path} could not be written: {error.strerror}; {way}") from None
+        fix = "fix that and continue from the last checkpoint with --resume auto"
+        raise TrainingError(f"{path} cannot be written: {error.strerror}; {fix}") from None
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file of metrics; one that a crash cut short is left out."""
+    """The complete lines of a metrics file. A line that a crash cut short is skipped."""
     if not path.exists():
         return []
     lines = []
@@ -78,8 +78,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def cut_after(path: Path, step: int) -> None:
-    """Leave only the lines up to `step`, each step once."""
+def truncate_after(path: Path, step: int) -> None:
+    """Keep only the lines up to `step`, each step once."""
     if not path.exists():
         return
     kept = {line["step"]: line for line in read_lines(path) if line["step"] <= step}

@@ -1,4 +1,4 @@
-"""TensorBoard events beside metrics.jsonl, where tensorboard is installed."""
+"""Writes TensorBoard events, if tensorboard is installed."""
 
 import os
 import socket
@@ -10,14 +10,15 @@ from typing import IO, Any
 from longspan.training.ledger import Row
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer, Validation
-from longspan.training.observers.metrics import told
+from longspan.training.observers.metrics import write_errors
 
 
 class TensorBoard(Observer):
-    """The same figures as curves. A resume tells the reader to forget the steps it takes back.
+    """The same metrics as curves. A resume writes a START event, so that TensorBoard drops the steps after its
+    checkpoint.
 
-    Events are written as they come: torch's SummaryWriter hands them to a thread, which keeps some back for minutes,
-    loses those to a kill, and meets a full disk with a traceback.
+    Events are written at once. torch's SummaryWriter uses a thread that delays events by minutes, loses them when the
+    process is killed, and fails on a full disk with a traceback.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -34,10 +35,10 @@ class TensorBoard(Observer):
         except ImportError:
             return
         self.event = Event
-        with told(self.folder):
+        with write_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             resumes = any(self.folder.iterdir())
-            # Readers take the files in the order of their names.
+            # TensorBoard reads the files in the order of their names.
             self.path = self.folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
             self.file = self.path.open("xb")
         self.records = RecordWriter(self.file)
@@ -46,15 +47,15 @@ class TensorBoard(Observer):
             self._write(step=trainer.step + 1, session_log={"status": "START"})
 
     def row(self, trainer: Trainer, row: Row) -> None:
-        figures = {name: getattr(row, name) for name in ("loss", "bits", "lr", "grad_norm", "tokens_per_second")}
-        self._scalars(row.step, "training", figures)
+        scalars = {name: getattr(row, name) for name in ("loss", "bits", "lr", "grad_norm", "tokens_per_second")}
+        self._scalars(row.step, "training", scalars)
 
     def validated(self, trainer: Trainer, validation: Validation) -> None:
         self._scalars(validation.step, "validation", {"loss": validation.nats, "bits": validation.bits})
 
     def settle(self) -> None:
         if self.file is not None:
-            with told(self.path):
+            with write_errors(self.path):
                 os.fsync(self.file.fileno())
 
     def end(self, trainer: Trainer) -> None:
@@ -62,12 +63,12 @@ class TensorBoard(Observer):
             with suppress(OSError):
                 self.file.close()
 
-    def _scalars(self, step: int, group: str, figures: dict[str, float]) -> None:
-        values = [{"tag": f"{group}/{name}", "simple_value": value} for name, value in figures.items()]
+    def _scalars(self, step: int, group: str, scalars: dict[str, float]) -> None:
+        values = [{"tag": f"{group}/{name}", "simple_value": value} for name, value in scalars.items()]
         self._write(step=step, summary={"value": values})
 
     def _write(self, **fields: Any) -> None:
         if self.file is not None:
-            with told(self.path):
+            with write_errors(self.path):
                 self.records.write(self.event(wall_time=time.time(), **fields).SerializeToString())
                 self.file.flush()

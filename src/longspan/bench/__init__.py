@@ -1,1 +1,0 @@
-"""How fast, as a ratio to a rival in the same run."""

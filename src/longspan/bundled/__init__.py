@@ -1,0 +1,23 @@
+"""The bundled model, used where no model is named: a small one trained on English novels. docs/bundled_model.md"""
+
+from pathlib import Path
+
+from longspan.errors import CheckpointError
+
+FOLDER = Path(__file__).parent / "novels"
+ABOUT = "the bundled model, trained on English novels"
+
+
+def is_installed() -> bool:
+    return (FOLDER / "manifest.json").is_file()
+
+
+def model_path(path: str | Path | None = None) -> Path:
+    """The given path, or that of the bundled model where none is given."""
+    if path is not None:
+        return Path(path)
+    if not is_installed():
+        raise CheckpointError(
+            "no model was named, and this longspan has no bundled model; name a model folder or a run"
+        )
+    return FOLDER

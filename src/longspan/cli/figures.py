@@ -1,0 +1,52 @@
+"""`longspan figures`: the attention of a model's heads, and how much context it uses."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from longspan.cli.options import DeviceName, DtypeName, ModelOrBundled, Threads, machine, note_bundled
+from longspan.cli.parsing import parse_numbers
+from longspan.cli.progress import progress
+from longspan.errors import ConfigError
+
+
+def figures(
+    model: ModelOrBundled = None,
+    *,
+    data: Annotated[str, typer.Option("--data", help="A file, a folder or a corpus of `longspan data list`.")],
+    out: Annotated[Path, typer.Option("--out", help="A folder for the figures.")],
+    split: Annotated[str | None, typer.Option("--split", help="train, valid or test. Default: all of it.")] = None,
+    memory: Annotated[int | None, typer.Option("--memory", help="Memory length. Default: the model's.")] = None,
+    memories: Annotated[
+        str,
+        typer.Option("--memories", help="Draw only memory.svg: the loss with these memory lengths, e.g. 64,256,1024."),
+    ] = "",
+    tokens: Annotated[int | None, typer.Option("--tokens", help="Tokens of the text to use. Default: all.")] = None,
+    device: DeviceName = "auto",
+    dtype: DtypeName = "auto",
+    threads: Threads = 0,
+) -> None:
+    """Draw figures 3 to 7 of Dai et al. 2019 for a model on a text, and the span of every head, as PNG and SVG."""
+    from longspan.bundled import model_path
+    from longspan.checkpoints.model_folder import load_model
+    from longspan.data.encoded import open_corpus
+    from longspan.experiments.figures.drawing import require_matplotlib
+    from longspan.experiments.figures.memory_figure import memory_figure
+    from longspan.experiments.figures.model_figures import draw_figures
+
+    require_matplotlib()
+    if tokens is not None and tokens < 3:
+        raise ConfigError(f"--tokens {tokens} must be at least 3")
+    lengths = parse_numbers("--memories", memories)
+    where = machine(device, dtype, threads)
+    overrides = {} if memory is None else {"memory": memory}
+    loaded = load_model(model_path(model), overrides=overrides, device=where.device, dtype=where.dtype)
+    text = open_corpus(data, split, loaded.tokenizer)
+    note_bundled(model)
+    name = (model or loaded.path).resolve().name
+    stage = partial(progress, quiet=False)
+    draw = partial(memory_figure, memories=lengths) if lengths else draw_figures
+    for path in draw(loaded, name, text, out, stage, tokens=tokens):
+        print(path)

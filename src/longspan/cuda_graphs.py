@@ -1,0 +1,168 @@
+"""CUDA graphs: work that is captured once and replayed with one launch.
+
+The step of a small model is launch-bound: launching its kernels takes longer than running them. A graph replaces
+hundreds of launches by one.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from longspan.contract import Decoder, State
+from longspan.shapes import Float, Int, Tensor
+
+Work = Callable[..., tuple[Tensor, list[State]]]
+"""From states and further tensors (or None) to a tensor of results and the next states."""
+
+
+def warm_up(work: Callable[[], Any]) -> None:
+    """Run the work once on a side stream before its capture, which must not include compilation or autotuning."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        work()
+    torch.cuda.current_stream().wait_stream(side)
+
+
+def capture(work: Callable[[], Any], generator: torch.Generator | None = None) -> torch.cuda.CUDAGraph:
+    """The work as a graph, without running it. Every replay draws new random numbers from `generator`."""
+    graph = torch.cuda.CUDAGraph()
+    if generator is not None:
+        graph.register_generator_state(generator)
+    with torch.cuda.graph(graph):
+        work()
+    return graph
+
+
+def is_capturing(like: Tensor) -> bool:
+    """Whether work on the device of this tensor is being captured. Some of torch's optimisers need to know."""
+    return like.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+class CapturedStep:
+    """Steps of one shape: the first is run normally, the second captured, and later ones are replayed.
+
+    A graph reads and writes fixed addresses. So inputs are copied into buffers, and the next step overwrites the states
+    that a step returns. On a CPU the work runs normally every time.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.states: list[State] = []
+        self.inputs: list[Any] = []
+        self.graph: Any = None
+
+    def __call__(self, states: list[State], *inputs: Any) -> tuple[Tensor, list[State]]:
+        first = not self.states
+        if first:
+            self.states = [state.map(torch.clone) for state in states]
+            self.inputs = [None if given is None else given.clone() for given in inputs]
+        else:
+            for buffer, given in zip(self.inputs, inputs, strict=True):
+                if buffer is not None:
+                    buffer.copy_(given)
+            _copy(states, self.states)
+        if not self.states[0].length.is_cuda:
+            self._run()
+        elif first:
+            warm_up(self._run)
+        else:
+            self.graph = self.graph or capture(self._run)
+            self.graph.replay()
+        return self.results.clone(), self.states
+
+    def _run(self) -> None:
+        self.results, states = self.work(self.states, *self.inputs)
+        _copy(states, self.states)
+
+
+def _copy(states: list[State], buffers: list[State]) -> None:
+    for state, buffer in zip(states, buffers, strict=True):
+        for value, fixed in zip(state.tensors().values(), buffer.tensors().values(), strict=True):
+            if fixed is not value:
+                fixed.copy_(value)
+
+
+class GraphDecoder(Decoder):
+    """Wraps any decoder and captures its step once it is static. The next step overwrites the result of `step`."""
+
+    static = False
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self.tokens: Tensor | None = None
+        self.graphs: dict[Any, Any] = {}
+
+    def prefill(self, tokens: Int[Tensor, "B T"]) -> None:
+        self.decoder.prefill(tokens)
+        if not self.decoder.static:
+            self.graphs.clear()
+
+    def state(self) -> State:
+        return self.decoder.state()
+
+    def launch(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+        return self._run(tokens, lambda logits: logits, None, "step")
+
+    def advance(self) -> None:
+        self.decoder.advance()
+
+    def sampler(
+        self, choose: Callable[[Float[Tensor, "B V"]], Int[Tensor, "B"]], generator: torch.Generator, key: Any
+    ) -> Callable[[Int[Tensor, "B"]], Int[Tensor, "B"]]:
+        """From a token to the next: fuses the step and sampling in one graph. Samplers with equal keys share a graph.
+        Passing the returned tensor back as `tokens` saves a copy."""
+
+        def next_tokens(logits: Float[Tensor, "B V"]) -> Int[Tensor, "B"]:
+            chosen = choose(logits)
+            return chosen if self.tokens is None else self.tokens.copy_(chosen)
+
+        def sample(tokens: Int[Tensor, "B"]) -> Int[Tensor, "B"]:
+            chosen = self._run(tokens, next_tokens, generator, key)
+            self.decoder.advance()
+            return chosen
+
+        return sample
+
+    def _run(
+        self,
+        tokens: Int[Tensor, "B"],
+        then: Callable[[Float[Tensor, "B V"]], Tensor],
+        generator: torch.Generator | None,
+        key: Any,
+    ) -> Tensor:
+        """`then(launch(tokens))`, captured if the decoder is static."""
+        if not self.decoder.static:
+            return then(self.decoder.launch(tokens))
+        if tokens is not self.tokens:
+            if self.tokens is None:
+                self.tokens = tokens.clone()
+            else:
+                self.tokens.copy_(tokens)
+        captured = self.graphs.get(key)
+        if captured is None:
+            captured = self.graphs[key] = self._capture(then, generator)
+        graph, results = captured
+        graph.replay()
+        return results[0]
+
+    def _capture(
+        self, then: Callable[[Tensor], Tensor], generator: torch.Generator | None
+    ) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
+        assert self.tokens is not None
+        tokens = self.tokens
+        results: list[Tensor] = []
+
+        def work() -> None:
+            results[:] = [then(self.decoder.launch(tokens))]
+
+        # The warm-up reads the same token as the first replay, so its changes are undone.
+        saved = [(buffer, buffer.clone()) for buffer in (tokens, *self.decoder.buffers())]
+        random = None if generator is None else generator.get_state()
+        warm_up(work)
+        for buffer, before in saved:
+            buffer.copy_(before)
+        if generator is not None and random is not None:
+            generator.set_state(random)
+        return capture(work, generator), results

@@ -1,0 +1,143 @@
+"""BatchStreams: training batches whose rows are contiguous streams of one text."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longspan.errors import DataError
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Three arrays [B, T]: tokens, targets (the next tokens) and `starts`, true at the first token of a document."""
+
+    tokens: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    starts: NDArray[np.bool_]
+
+
+class BatchStreams:
+    """Training batches in which each row continues where it ended in the previous batch, so memory can be carried.
+
+    N tokens give N - 1 predictions, and each of B rows gets (N - 1) // B consecutive ones. In one pass over the text
+    every token is input once and target once, except the first token (never a target) and the last predictions, fewer
+    than B, that do not fill the rows. The last segment of a pass may be shorter. The next pass starts at the same
+    positions.
+
+    `starts` is true at the first token of each document, and at the first token of each row of each pass, because the
+    memory of a row is then from another part of the text.
+    """
+
+    def __init__(
+        self,
+        ids: NDArray[Any],
+        starts: NDArray[np.int64] | Sequence[int],
+        batch: int,
+        fingerprint: str = "",
+        name: str = "the text",
+    ) -> None:
+        self.ids, self.fingerprint, self.name = ids, fingerprint, name
+        self.document_starts = np.asarray(starts, np.int64)
+        self.passes = 0
+        self._full_pass = [(0, len(ids) - 1)]
+        self._assign_rows(self._full_pass, batch)
+
+    def _assign_rows(self, ranges: Sequence[tuple[int, int]], batch: int) -> None:
+        """Concatenate ranges of predictions and divide them into rows of equal length."""
+        lengths = np.array([stop - start for start, stop in ranges], np.int64)
+        if batch < 1:
+            raise DataError(f"batch={batch} must be at least 1")
+        if lengths.sum() < batch:
+            raise DataError(
+                f"{self.name} has {len(self.ids):,} tokens, too few for a batch of {batch} rows; "
+                f"use more text or a smaller batch"
+            )
+        self.ranges, self.batch, self.position = list(ranges), batch, 0
+        self.row_length = int(lengths.sum()) // batch
+        # Prediction i of the concatenated ranges has input token i + offset[k], where k is the range that contains it.
+        self._range_starts = np.cumsum(lengths) - lengths
+        self._offsets = np.array([start for start, _ in ranges], np.int64) - self._range_starts
+
+    def next(self, segment: int) -> Batch:
+        """The next `segment` tokens of every row, or fewer at the end of a pass."""
+        if segment < 1:
+            raise DataError(f"segment={segment} must be at least 1")
+        if self.position == self.row_length:
+            self.passes += 1
+            self._assign_rows(self._full_pass, self.batch)
+        length = min(segment, self.row_length - self.position)
+        rows = np.arange(self.batch, dtype=np.int64)[:, None] * self.row_length
+        index = rows + np.arange(self.position, self.position + length, dtype=np.int64)
+        range_of = np.searchsorted(self._range_starts, index, side="right") - 1
+        at = index + self._offsets[range_of]
+        starts = (index == self._range_starts[range_of]) | np.isin(at, self.document_starts)
+        starts[:, 0] |= self.position == 0
+        self.position += length
+        return Batch(self.ids[at].astype(np.int64), self.ids[at + 1].astype(np.int64), starts)
+
+    def rebatch(self, batch: int) -> None:
+        """Continue with another number of rows: the unread part of this pass is divided again."""
+        if batch == self.batch:
+            return
+        unread = []
+        for row in range(self.batch):
+            unread += self._text_ranges(row * self.row_length + self.position, (row + 1) * self.row_length)
+        unread += self._text_ranges(self.batch * self.row_length, sum(stop - start for start, stop in self.ranges))
+        if sum(stop - start for start, stop in unread) < batch:
+            self.passes += 1
+            unread = self._full_pass
+        self._assign_rows(unread, batch)
+
+    def _text_ranges(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Predictions `first` to `last` of the concatenated ranges, as ranges of the text."""
+        found = []
+        for begin, (start, stop) in zip(self._range_starts.tolist(), self.ranges, strict=True):
+            low, high = max(first - begin, 0), min(last - begin, stop - start)
+            if low < high:
+                found.append((start + low, start + high))
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position in the text as plain values, with the fingerprint of the text."""
+        return {
+            "version": _VERSION,
+            "fingerprint": self.fingerprint,
+            "tokens": len(self.ids),
+            "batch": self.batch,
+            "passes": self.passes,
+            "position": self.position,
+            "stretches": [list(part) for part in self.ranges],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from the position of a `state_dict`. A position in another text, or a changed one, is an error."""
+        if state.get("version") != _VERSION:
+            found = str(state.get("version"))[:40]
+            raise DataError(f"this data position has format {found}; this longspan reads format {_VERSION}")
+        if state.get("fingerprint") != self.fingerprint or state.get("tokens") != len(self.ids):
+            raise DataError(
+                f"{self.name} is not the text this run was trained on (fingerprint {self.fingerprint[:12] or 'none'}, "
+                f"not {str(state.get('fingerprint'))[:12] or 'none'}); restore that text, or start a new run"
+            )
+        try:
+            batch, passes, position = (_non_negative_int(state[name]) for name in ("batch", "passes", "position"))
+            ranges = [(_non_negative_int(start), _non_negative_int(stop)) for start, stop in state["stretches"]]
+            ordered = all(0 <= start < stop < len(self.ids) for start, stop in ranges)
+            row_length = sum(stop - start for start, stop in ranges) // batch
+            if not ordered or batch < 1 or not 0 <= position <= row_length or row_length < 1:
+                raise ValueError
+        except (KeyError, TypeError, ValueError, ZeroDivisionError):
+            raise DataError(f"the saved position in {self.name} is damaged; use an earlier checkpoint") from None
+        self._assign_rows(ranges, batch)
+        self.passes, self.position = passes, position
+
+
+def _non_negative_int(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(value)
+    return value

@@ -1,0 +1,34 @@
+"""Choice of the fastest decoder for a model."""
+
+from longspan.contract import Decoder, LanguageModel, State
+from longspan.cuda_graphs import GraphDecoder
+from longspan.decoding.fused import FusedDecoder
+from longspan.decoding.rolling import RollingDecoder
+from longspan.decoding.step_layers import step_layers
+from longspan.decoding.stream import StreamDecoder
+from longspan.decoding.window import WindowDecoder
+from longspan.reading import Reading
+
+
+def open_decoder(
+    model: LanguageModel, state: State | None = None, *, batch: int = 1, reading: Reading | None = None
+) -> Decoder:
+    """A decoder that continues from `state`, or starts `batch` new streams.
+
+    It works for every family. If the fast path supports the model's layers (`step_layers`) and all rows have the same
+    length, keys and values are kept in a rolling cache. On CUDA, static steps are captured in a CUDA graph.
+    """
+    state = model.initial_state(batch, reading, trainable=False) if state is None else state
+    decoder = _open(model, state)
+    return GraphDecoder(decoder) if next(model.parameters()).is_cuda else decoder
+
+
+def _open(model: LanguageModel, state: State) -> Decoder:
+    if not model.has_memory(state.reading):
+        return WindowDecoder(model, state)
+    layers = None if model.training else step_layers(model, state)
+    lengths = set(state.length.tolist())
+    if layers is None or len(lengths) != 1:
+        return StreamDecoder(model, state)
+    kind = FusedDecoder if FusedDecoder.supports(model, layers) else RollingDecoder
+    return kind(model, state, layers, lengths.pop())

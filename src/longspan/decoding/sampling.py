@@ -1,0 +1,82 @@
+"""Sampling of the next token."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from longspan.contract import Decoder
+from longspan.cuda_graphs import GraphDecoder
+from longspan.errors import ConfigError
+from longspan.shapes import Float, Int, Tensor
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Temperature, then top-k, top-p and min-p, in that order. Temperature 0 is greedy."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise ConfigError(f"temperature={self.temperature} must be finite and at least 0; 0 is greedy")
+        if self.top_k < 0:
+            raise ConfigError(f"top_k={self.top_k} must be at least 0; 0 turns it off")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p={self.top_p} must be above 0 and at most 1; 1 turns it off")
+        if not 0 <= self.min_p <= 1:
+            raise ConfigError(f"min_p={self.min_p} must be between 0 and 1; 0 turns it off")
+
+    def choose(self, logits: Float[Tensor, "B V"], generator: torch.Generator) -> Int[Tensor, "B"]:
+        """The next token of every row, or -1 where the largest logit is not finite.
+
+        No host sync (safe for CUDA graphs): the caller checks the token when it copies it to the host.
+        """
+        logits = logits.float()
+        if self.temperature == 0 or self.top_k == 1:
+            chosen = logits.argmax(-1)
+            largest = logits.gather(-1, chosen[:, None])[:, 0]
+            return chosen.masked_fill((largest - largest).isnan(), -1)
+        chance = self.probabilities(logits)
+        # An exponential race. `torch.multinomial` computes the same, but asserts on the device that nothing is NaN. It
+        # takes a dozen kernels for that, and a failed assert makes the device unusable for the process.
+        race = chance / torch.empty_like(chance).exponential_(1, generator=generator)
+        return race.argmax(-1).masked_fill(chance[:, 0].isnan(), -1)  # NaN in one place is NaN in all of the row
+
+    def probabilities(self, logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+        """The distribution to sample from. The most likely token always remains; NaN where the largest logit is not
+        finite."""
+        # With the largest logit at 0 no quotient overflows; in float64 the smallest temperature does not round to 0.
+        logits = (logits - logits.amax(-1, keepdim=True)).double() / self.temperature
+        if 0 < self.top_k < logits.shape[-1]:
+            least = logits.topk(self.top_k).values[..., -1:]
+            logits = logits.masked_fill(logits < least, -math.inf)
+        if self.top_p < 1:
+            ordered, order = logits.sort(descending=True)
+            chance = ordered.softmax(-1)
+            # A token is dropped if the tokens before it already sum to top_p.
+            dropped = chance.cumsum(-1) - chance >= self.top_p
+            dropped[..., 0] = False
+            logits = logits.masked_fill(dropped.scatter(-1, order, dropped), -math.inf)
+        chance = logits.softmax(-1)
+        if self.min_p > 0:
+            chance = chance.masked_fill(chance < self.min_p * chance.amax(-1, keepdim=True), 0.0)
+        return (chance / chance.sum(-1, keepdim=True)).float()
+
+
+def sampler(
+    decoder: Decoder, sampling: Sampling, generator: torch.Generator, known: int | None = None
+) -> Callable[[Int[Tensor, "B"]], Int[Tensor, "B"]]:
+    """A function from a token to the next. Only the first `known` tokens are sampled: the vocabulary of a model may be
+    larger than that of its tokenizer."""
+
+    def choose(logits: Float[Tensor, "B V"]) -> Int[Tensor, "B"]:
+        return sampling.choose(logits[:, :known], generator)
+
+    if isinstance(decoder, GraphDecoder):
+        return decoder.sampler(choose, generator, (sampling, known))
+    return lambda tokens: choose(decoder.step(tokens))

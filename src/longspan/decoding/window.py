@@ -1,0 +1,39 @@
+"""The decoder for models without memory: it recomputes a sliding window at every step."""
+
+import torch
+
+from longspan.cache import TokenWindow
+from longspan.contract import Decoder, LanguageModel, State
+from longspan.nn.memory_transformer import MemoryTransformer
+from longspan.shapes import Float, Int, Tensor
+
+_LOGITS_OF_THE_HEAD = (LanguageModel.forward, MemoryTransformer.forward)
+"""Those that return the head's logits of the last hidden states; the second one if there is no pointer, which needs a
+memory."""
+
+
+class WindowDecoder(Decoder):
+    """Keeps the last `reading.segment` tokens of every row."""
+
+    def __init__(self, model: LanguageModel, state: State) -> None:
+        self.model, self.reading = model, state.reading
+        cache = state.caches[0] if state.caches else None
+        empty = state.length.new_zeros(state.batch, 0)
+        self.window = cache.tokens[..., 0] if isinstance(cache, TokenWindow) else empty
+
+    def prefill(self, tokens: Int[Tensor, "B T"]) -> None:
+        self.window = torch.cat([self.window, tokens], dim=1)[:, -self.reading.segment :]
+
+    @torch.no_grad()
+    def launch(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+        self.prefill(tokens[:, None])
+        empty = self.model.initial_state(len(tokens), self.reading, trainable=False)
+        if type(self.model).forward not in _LOGITS_OF_THE_HEAD:
+            return self.model(self.window, empty)[0][:, -1]
+        # The same without the logits of earlier positions, which cost more than the layers for a large vocabulary.
+        hidden, _ = self.model.hidden_states(self.window, empty)
+        return self.model.head.logits(hidden[-1][:, -1:], self.reading.temperature)[:, -1]
+
+    def state(self) -> State:
+        rows, count = self.window.shape
+        return State((TokenWindow(self.window[..., None]),), self.window.new_full((rows,), count), self.reading)

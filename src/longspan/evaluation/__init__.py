@@ -1,1 +1,0 @@
-"""How well a model predicts: likelihood of a stream, with memory or by a sliding window."""

@@ -1,0 +1,131 @@
+"""A comparison: every member trained and scored, then RECL of the group. A failed member is a row too."""
+
+import dataclasses
+import signal
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from longspan.data.cache import key
+from longspan.errors import LongspanError
+from longspan.experiments.compare import member
+from longspan.experiments.compare.contexts import measure_contexts
+from longspan.experiments.compare.member import Setup
+from longspan.experiments.compare.results import ResultsFile
+from longspan.training.recipe import Recipe
+
+Log = Callable[[str], None]
+"""Called with a line about what happens next."""
+
+
+@dataclass
+class Row:
+    """A member in the table. Unknown values are None; `failed` is the reason why it is not complete."""
+
+    name: str
+    recipe: str
+    family: str | None = None
+    failed: str | None = None
+    parameters: int | None = None
+    steps: int | None = None
+    score: dict[str, Any] = field(default_factory=dict)
+    tokens_per_second: float | None = None
+    peak_memory: int | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        values = dataclasses.asdict(self)
+        return {"bits": None, "unit": None} | values.pop("score") | values
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`contexts` holds RECL and ECL of each group that could be measured."""
+
+    rows: list[Row]
+    contexts: list[dict[str, Any]]
+    notes: list[str]
+
+    @property
+    def complete(self) -> list[Row]:
+        return [row for row in self.rows if row.failed is None]
+
+
+class StoppedError(LongspanError):
+    """A signal stopped the comparison. Everything up to there is saved."""
+
+    def __init__(self, message: str, number: signal.Signals) -> None:
+        super().__init__(message)
+        self.number = number
+
+
+def compare(
+    members: dict[str, Path],
+    results: ResultsFile,
+    setup: Setup,
+    *,
+    contexts: Sequence[int] | None = None,
+    targets: int | None = None,
+    log: Log = lambda _: None,
+) -> Comparison:
+    """Train and measure the parts that are missing in `results`, and return the complete comparison."""
+    rows: list[Row] = []
+    recipes: dict[str, Recipe] = {}
+    for k, (name, file) in enumerate(members.items(), start=1):
+        row = Row(name, str(file))
+        rows.append(row)
+        log(f"{name} ({k} of {len(members)})")
+        try:
+            recipes[name] = _complete(row, file, results, setup, log)
+        except StoppedError:
+            raise
+        except LongspanError as error:
+            row.failed = " ".join(str(error).splitlines())
+            log(f"{name} failed: {row.failed}")
+        except Exception as error:  # a bug fails one member, not the others
+            row.failed = f"{type(error).__name__}: {str(error).partition(chr(10))[0]:.200}"
+            log(f"{traceback.format_exc()}{name} failed: {row.failed}")
+    if not recipes:
+        return Comparison(rows, [], [])
+    log("measuring contexts")
+    # Opened only now: a model that is held while others train would count towards their peak memory.
+    trained = [member.open_member(name, recipe, results.folder / name, setup) for name, recipe in recipes.items()]
+    found, notes = measure_contexts(trained, contexts, targets, results.contexts)
+    results.save()
+    return Comparison(rows, found, notes)
+
+
+def _complete(row: Row, file: Path, results: ResultsFile, setup: Setup, log: Log) -> Recipe:
+    """Train and score a member. Fills its row as far as it gets."""
+    recipe = member.read_recipe(file, setup)
+    row.family = recipe.family
+    row.parameters = member.count_parameters(recipe)
+    setup.budget.check_size(row.parameters)
+    entry = results.members.setdefault(row.name, {})
+    entry["recipe"] = str(file)
+    results.save()
+    out = results.folder / row.name
+    outcome, peak = member.train(recipe, out, setup.device)
+    if peak is not None:
+        entry["peak_memory"] = max(peak, entry.get("peak_memory") or 0)
+        results.save()
+    row.steps, row.peak_memory = outcome.step, entry.get("peak_memory")
+    if outcome.interrupted is not None:
+        message = f"stopped by {outcome.interrupted.name} after step {outcome.step} of {row.name}, which is saved"
+        raise StoppedError(message, outcome.interrupted)
+    row.tokens_per_second = member.training_speed(out)
+    one = member.open_member(row.name, recipe, out, setup)
+    settings = [
+        dataclasses.asdict(one.loaded.model.config),
+        dataclasses.asdict(one.loaded.model.reading),
+        str(setup.dtype),
+    ]
+    scored_as = key(one.loaded.hash, one.held_out.fingerprint, settings, setup.tokens)
+    if entry.get("known_by") != scored_as:
+        log(f"scoring {row.name}")
+        entry |= {"score": member.score_member(one, setup.tokens), "known_by": scored_as}
+        results.save()
+    row.score = entry["score"]
+    return recipe

@@ -1,0 +1,45 @@
+"""The recipes that come with longspan, with published and own results."""
+
+import tomllib
+from typing import Any
+
+from longspan.models.families import outline
+from longspan.training.recipe import find_recipe, load_recipe, recipe_names
+
+COLUMNS = ("recipe", "family", "parameters", "data", "published", "ours", "with", "on", "seconds", "device")
+
+
+def recipe_rows() -> list[dict[str, Any]]:
+    return [recipe_row(name) for name in recipe_names()]
+
+
+def recipe_row(name: str) -> dict[str, Any]:
+    """A recipe by column. Parameters are counted with the vocabulary that the recipe states."""
+    recipe = load_recipe(name)
+    expected, result = recipe.expected, recipe.result
+    return {
+        "recipe": recipe.name,
+        "family": recipe.family,
+        "parameters": outline(recipe.family, recipe.model).parameter_count,
+        "data": recipe.data.corpus,
+        "published": _score(name, "expected", expected.unit),
+        "ours": _score(name, "result", result.unit),
+        "with": result.uses,
+        "on": result.on,
+        "seconds": result.seconds,
+        "device": result.device,
+    }
+
+
+def cell(value: Any) -> str:
+    """A value of a row as text."""
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _score(name: str, table: str, unit: str | None) -> str | None:
+    """A score with the digits of the recipe's file: a float would print 24.0 as 24."""
+    written = tomllib.loads(find_recipe(name).read_text(encoding="utf-8-sig"), parse_float=str)
+    score = written.get(table, {}).get("score")
+    return None if score is None else f"{score} {unit or ''}".rstrip()

@@ -1,1 +1,0 @@
-"""Writing: choosing tokens, and sessions that carry a stream on."""

@@ -1,0 +1,1 @@
+"""Weights and vocabularies of other implementations, read without executing them."""

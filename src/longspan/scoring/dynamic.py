@@ -1,0 +1,142 @@
+"""Dynamic evaluation: the model learns from every segment after it was scored (Krause et al. 2018, 2019).
+
+A segment is scored before the model learns from it, so no loss depends on its own target. With g the gradient of a
+segment's mean loss, v the mean of g^2 over the segments so far and theta_0 the original weights:
+
+    theta <- theta - rate g / (sqrt(v) + epsilon) + decay (theta_0 - theta)
+
+Deviation: Krause et al. compute v on the training text. Here it comes from the scored text, so that the training text
+is not needed.
+"""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from longspan.contract import LanguageModel, State
+from longspan.cuda_graphs import CapturedStep
+from longspan.errors import ConfigError
+from longspan.reading import Reading
+from longspan.scoring.losses import Chunk, Ids, Starts, segments_of
+from longspan.shapes import Bool, Float, Int, Tensor
+
+EPSILON = 1e-8
+
+
+@dataclass(frozen=True)
+class Dynamics:
+    """Settings of the update."""
+
+    rate: float = 5e-5
+    """Learning rate."""
+    decay: float = 0.0
+    """Decay towards the original weights."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate < 1:
+            raise ConfigError(f"rate={self.rate} must be between 0 and 1; the default is 5e-5")
+        if not 0 <= self.decay < 1:
+            raise ConfigError(f"decay={self.decay} must be at least 0 and below 1; 0 turns it off")
+
+
+def learning_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, torch.dtype | None]:
+    """The dtype of the weights and of matrix products (None: that of the weights) for a model of this dtype.
+
+    Updates this small would be lost in bfloat16 weights, so only matrix products use bfloat16.
+    """
+    return (torch.float32, torch.bfloat16) if dtype == torch.bfloat16 else (dtype, None)
+
+
+def learning_copy(
+    model: LanguageModel, precision: torch.dtype | None = None
+) -> tuple[LanguageModel, torch.dtype | None]:
+    """The model and the precision to learn with: a float32 copy of a bfloat16 model, otherwise the model itself."""
+    dtype = next(model.parameters()).dtype
+    weights, products = learning_dtypes(dtype)
+    return model if weights == dtype else copy.deepcopy(model).to(weights), precision or products
+
+
+def dynamic_losses(
+    model: LanguageModel,
+    ids: Ids,
+    reading: Reading,
+    *,
+    starts: Starts | None = None,
+    dynamics: Dynamics | None = None,
+    precision: torch.dtype | None = None,
+) -> Iterator[Chunk]:
+    """Every loss of a text, each scored before the model learns from it.
+
+    The weights change while this runs and are restored at the end, so the model must not be used for anything else in
+    between. There is one stream only: several would learn from text that another has not scored yet. The memory holds
+    hidden states, because cached keys and values would come from older weights. Matrix products may have a lower
+    `precision` than the weights, as in training. A bfloat16 model learns as a float32 copy, with bfloat16 products.
+    On a GPU the step is captured in a CUDA graph.
+    """
+    model, precision = learning_copy(model, precision)
+    learner = Learner(model, dynamics or Dynamics(), precision)
+    captured = CapturedStep(learner.step)
+    before, state = None, None
+    try:
+        for piece in segments_of(model, ids, segment=reading.segment, starts=starts):
+            state = model.initial_state(1, reading, trainable=True) if state is None else state
+            # While the memory fills, and in the shorter last segment, shapes differ from those of the captured step.
+            shapes = [tensor.shape for tensor in state.tensors().values()]
+            steady = shapes == before and piece.tokens.shape[1] == reading.segment
+            before = shapes
+            step = captured if steady and model.hints.graph_safe else learner.step
+            losses, (state,) = step([state], piece.tokens, piece.targets, piece.starts)
+            yield from piece.chunks(losses)
+    finally:
+        learner.restore()
+
+
+class Learner:
+    """Scores segments and updates the weights; keeps the original weights to restore them."""
+
+    def __init__(self, model: LanguageModel, dynamics: Dynamics, precision: torch.dtype | None = None) -> None:
+        self.model, self.dynamics, self.precision = model, dynamics, precision
+        self.weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.original = [weight.detach().clone() for weight in self.weights]
+        self.squares = [torch.zeros_like(weight) for weight in self.original]
+        # A tensor, because a CUDA graph would capture a number as a constant.
+        self.steps = torch.zeros((), device=self.weights[0].device)
+
+    def step(
+        self,
+        states: list[State],
+        tokens: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B T"],
+        starts: Bool[Tensor, "B T"] | None,
+    ) -> tuple[Float[Tensor, "B T"], list[State]]:
+        """A segment's losses and the state after it, then an update on their mean. `states` has one entry."""
+        device = tokens.device.type
+        with torch.enable_grad():
+            # Entered once per segment: autocast caches rounded weights until it exits, and the weights change.
+            with torch.autocast(device, self.precision, enabled=self.precision is not None):
+                losses, state = self.model.losses(tokens, targets, states[0], starts)
+            gradients = torch.autograd.grad(losses.mean(), self.weights, allow_unused=True)
+        with torch.no_grad():
+            self.update(gradients)
+        return losses.detach(), [state.detach()]
+
+    def update(self, gradients: tuple[Tensor | None, ...]) -> None:
+        """Update all weights, with one call per operation instead of one per weight."""
+        self.steps += 1
+        rows = zip(self.weights, self.original, self.squares, gradients, strict=True)
+        used = [row for row in rows if row[3] is not None]
+        weights, original, squares, g = (list(column) for column in zip(*used, strict=True))
+        torch._foreach_addcmul_(squares, g, g)
+        roots = torch._foreach_div(squares, self.steps)
+        torch._foreach_sqrt_(roots)
+        torch._foreach_add_(roots, EPSILON)
+        if self.dynamics.decay:
+            torch._foreach_lerp_(weights, original, self.dynamics.decay)
+        torch._foreach_addcdiv_(weights, g, roots, value=-self.dynamics.rate)
+
+    def restore(self) -> None:
+        with torch.no_grad():
+            for weight, original in zip(self.weights, self.original, strict=True):
+                weight.copy_(original)

@@ -1,0 +1,136 @@
+"""Per-token losses of a text, in constant memory: as a stream, or with a sliding window.
+
+N tokens have N - 1 losses: entry k is the loss of token k + 1 given the tokens up to k, in nats.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from longspan.contract import LanguageModel
+from longspan.errors import ConfigError, DataError
+from longspan.reading import Reading
+
+Ids = NDArray[np.integer]
+Starts = NDArray[np.int64]
+Progress = Callable[[int, int], None]
+"""Called with tokens processed so far and tokens in total."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Losses of consecutive tokens; the first is entry `begin` of the text's losses."""
+
+    begin: int
+    losses: NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """The next segment of every stream, and where its losses go."""
+
+    tokens: torch.Tensor
+    targets: torch.Tensor
+    starts: torch.Tensor | None
+    begins: list[int]
+    """The entry of the first loss, per stream."""
+    valid: list[int]
+    """How many losses count, per stream."""
+
+    def chunks(self, losses: torch.Tensor) -> Iterator[Chunk]:
+        values = losses.detach().float().cpu().numpy()
+        for row, (begin, count) in enumerate(zip(self.begins, self.valid, strict=True)):
+            if count > 0:
+                yield Chunk(begin, values[row, :count])
+
+
+def segments_of(
+    model: LanguageModel, ids: Ids, *, segment: int, streams: int = 1, starts: Starts | None = None
+) -> Iterator[Segment]:
+    """A text cut into `streams` equal parts that are read in parallel, one segment at a time. `starts` are the offsets
+    of document starts."""
+    total = check_text(model, ids)
+    if not 1 <= streams <= total:
+        raise ConfigError(f"streams={streams} must be between 1 and {total}, the number of losses of this text")
+    begins = np.array([stream * total // streams for stream in range(streams + 1)])
+    sizes, begins = np.diff(begins), begins[:-1]
+    device, longest = next(model.parameters()).device, int(sizes.max())
+    for offset in range(0, longest, segment):
+        # Streams differ by one loss at most: a shorter one repeats its last token, and the copy does not count.
+        width = min(segment, longest - offset)
+        positions = np.minimum(begins[:, None] + offset + np.arange(width), total - 1)
+        yield Segment(
+            _tensor(ids[positions], device),
+            _tensor(ids[positions + 1], device),
+            _starts_at(positions, starts, device),
+            (begins + offset).tolist(),
+            np.minimum(width, sizes - offset).tolist(),
+        )
+
+
+def stream_losses(
+    model: LanguageModel, ids: Ids, reading: Reading, *, streams: int = 1, starts: Starts | None = None
+) -> Iterator[Chunk]:
+    """Every loss of a text, read segment by segment with the state carried over; each stream starts empty."""
+    state = None
+    for piece in segments_of(model, ids, segment=reading.segment, streams=streams, starts=starts):
+        with torch.inference_mode():
+            state = model.initial_state(streams, reading, trainable=False) if state is None else state
+            losses, state = model.losses(piece.tokens, piece.targets, state, piece.starts)
+        yield from piece.chunks(losses)
+
+
+def sliding_losses(
+    model: LanguageModel, ids: Ids, reading: Reading, *, batch: int | None = None, starts: Starts | None = None
+) -> Iterator[Chunk]:
+    """Every loss with exactly `reading.segment` tokens before it (fewer near the beginning), from an empty state.
+
+    This is the best evaluation of a model without memory: one window per token, of which only the last position is
+    scored. No window crosses the start of its document.
+    """
+    total, segment = check_text(model, ids), reading.segment
+    device = next(model.parameters()).device
+    batch = batch or max(1, (65536 if device.type == "cuda" else 8192) // segment)
+    with torch.inference_mode():
+        positions = np.arange(min(segment, total))[None]
+        tokens, targets = _tensor(ids[positions], device), _tensor(ids[positions + 1], device)
+        state = model.initial_state(1, reading, trainable=False)
+        losses, _ = model.losses(tokens, targets, state, _starts_at(positions, starts, device))
+    yield Chunk(0, losses[0].float().cpu().numpy())
+    for begin in range(segment, total, batch):
+        rows = min(batch, total - begin)
+        positions = begin - segment + 1 + np.arange(rows)[:, None] + np.arange(segment)
+        tokens, targets = _tensor(ids[positions], device), _tensor(ids[positions[:, -1:] + 1], device)
+        with torch.inference_mode():
+            state = model.initial_state(rows, reading, trainable=False)
+            losses, _ = model.losses(tokens, targets, state, _starts_at(positions, starts, device), last=1)
+        yield Chunk(begin, losses[:, 0].float().cpu().numpy())
+
+
+def check_text(model: LanguageModel, ids: Ids) -> int:
+    """The number of losses of a text. Refuses a text that is too short or has tokens outside the vocabulary."""
+    if len(ids) < 2:
+        raise DataError(f"the text has {len(ids)} tokens; scoring needs at least 2")
+    vocabulary = model.config.vocabulary
+    if np.iinfo(ids.dtype).max >= vocabulary:
+        largest = max(int(ids[i : i + 1_000_000].max()) for i in range(0, len(ids), 1_000_000))
+        if largest >= vocabulary:
+            raise DataError(
+                f"the text has token {largest}; this model's tokens are 0 to {vocabulary - 1}, so use its own tokenizer"
+            )
+    return len(ids) - 1
+
+
+def _tensor(ids: Ids, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(ids.astype(np.int64)).to(device)
+
+
+def _starts_at(positions: NDArray[np.int64], starts: Starts | None, device: torch.device) -> torch.Tensor | None:
+    """Which positions start a document; `starts` is sorted and may be long."""
+    if starts is None or not len(starts):
+        return None
+    found = np.minimum(np.searchsorted(starts, positions), len(starts) - 1)
+    return torch.from_numpy(starts[found] == positions).to(device)

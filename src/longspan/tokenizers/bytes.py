@@ -1,0 +1,54 @@
+"""ByteTokenizer: 256 symbols, lossless for every file; `plain` drops carriage returns and byte order marks."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from longspan.tokenizers.tokenizer import FORMAT, Ids, Tokenizer, Unit, stored_value
+
+BYTE_ORDER_MARK = "\ufeff".encode()
+
+
+@dataclass(frozen=True)
+class ByteTokenizer(Tokenizer):
+    """Every byte is a token. If `plain`, carriage returns and byte order marks are dropped."""
+
+    kind: ClassVar[str] = "bytes"
+    plain: bool = False
+
+    @property
+    def unit(self) -> Unit:
+        return "byte"
+
+    @property
+    def size(self) -> int:
+        return 256
+
+    def encode_stream(self, blocks: Iterable[bytes], name: str = "the text", partial: bool = False) -> Iterator[Ids]:  # noqa: ARG002
+        for block in plain_bytes(blocks) if self.plain else blocks:
+            yield np.frombuffer(block, np.uint8)
+
+    def decode_bytes(self, ids: ArrayLike) -> bytes:
+        return self._check_ids(ids).astype(np.uint8).tobytes()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind, "format": FORMAT} | ({"plain": True} if self.plain else {})
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "ByteTokenizer":
+        return cls(stored_value(values, "plain", bool) if "plain" in values else False)
+
+
+def plain_bytes(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Blocks without carriage returns and byte order marks, also where a mark spans two blocks."""
+    held = b""
+    for block in blocks:
+        data = (held + block).replace(BYTE_ORDER_MARK, b"").replace(b"\r", b"")
+        # A possible start of a mark is held until the next block.
+        size = next((n for n in (2, 1) if data.endswith(BYTE_ORDER_MARK[:n])), 0)
+        data, held = data[: len(data) - size], data[len(data) - size :]
+        yield data
+    yield held

@@ -1,0 +1,113 @@
+"""Tokenizer: the interface of all tokenizers."""
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from longspan.errors import CheckpointError, DataError
+from longspan.tokenizers.text import read_blocks, to_bytes
+
+FORMAT = 1
+Unit = Literal["byte", "character", "word"]
+Ids = NDArray[Any]
+
+
+class Tokenizer(ABC):
+    """Converts text to ids and back. Immutable; its fingerprint ties a model to its data.
+
+    Subclasses implement `unit`, `size`, `encode_stream`, `decode_bytes`, `to_dict` and `from_dict`.
+    """
+
+    kind: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def unit(self) -> Unit:
+        """The unit of a token. It decides the metric: bits per byte, bits per character or perplexity."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """The number of ids."""
+
+    @abstractmethod
+    def encode_stream(self, blocks: Iterable[bytes], name: str = "the text", partial: bool = False) -> Iterator[Ids]:
+        """Encode a text given in blocks, in constant memory.
+
+        `partial` means that the text continues after the blocks, so no end-of-line token is added at the end.
+        """
+
+    @abstractmethod
+    def decode_bytes(self, ids: ArrayLike) -> bytes:
+        """The text of some ids as bytes, so that a caller can hold back incomplete UTF-8.
+
+        Decoding in pieces gives the same bytes: decode_bytes(a) + decode_bytes(b) == decode_bytes(a + b).
+        """
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """The tokenizer as JSON values, for `tokenizer_from_dict`."""
+
+    @classmethod
+    @abstractmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Tokenizer":
+        """The tokenizer of a `to_dict` of this kind. Invalid values are a CheckpointError."""
+
+    def encode(self, text: str | bytes) -> Ids:
+        """The ids of a complete text, in the tokenizer's dtype."""
+        return self._concatenate(self.encode_stream([to_bytes(text)]))
+
+    def encode_prompt(self, text: str | bytes) -> Ids:
+        """The ids of a text that will be continued: no end-of-line token after an unfinished last line."""
+        return self._concatenate(self.encode_stream([to_bytes(text)], partial=True))
+
+    def encode_chunks(self, path: Path) -> Iterator[Ids]:
+        """The ids of a file, in chunks."""
+        return self.encode_stream(read_blocks(path), str(path))
+
+    def decode(self, ids: ArrayLike) -> str:
+        """The text of some ids. Invalid UTF-8 becomes U+FFFD."""
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The smallest of uint8, uint16 and int32 that holds every id."""
+        return np.dtype(np.uint8 if self.size <= 1 << 8 else np.uint16 if self.size <= 1 << 16 else np.int32)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of `to_dict`: equal tokenizers have equal fingerprints."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode("ascii")).hexdigest()
+
+    def _concatenate(self, chunks: Iterable[Ids]) -> Ids:
+        return np.concatenate([np.empty(0, self.dtype), *chunks])
+
+    def _check_ids(self, ids: ArrayLike) -> NDArray[np.int64]:
+        """Ids as a flat integer array. Ids outside the vocabulary are an error."""
+        array = np.asarray(ids)
+        if array.size and array.dtype.kind not in "iu":
+            raise DataError(f"token ids have dtype {array.dtype}; pass integers")
+        array = array.reshape(-1).astype(np.int64, copy=False)
+        bad = (array < 0) | (array >= self.size)
+        if bad.any():
+            raise DataError(f"there is no token {array[bad][0]}; this tokenizer has ids 0 to {self.size - 1}")
+        return array
+
+
+def stored_value(values: Mapping[str, Any], key: str, expected: type) -> Any:
+    """A value of a stored tokenizer, checked to have the expected type."""
+    value = values.get(key)
+    # In Python, bool is a subclass of int.
+    if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
+        raise CheckpointError(
+            f"the stored tokenizer has {key}={str(value)[:40]!r}, not a {expected.__name__}; "
+            "it is damaged or from another program"
+        )
+    return value

@@ -1,0 +1,152 @@
+"""WordTokenizer: words are separated by whitespace, and lines end in `<eos>`."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from longspan.errors import CheckpointError, DataError
+from longspan.tokenizers.text import complete_words, decode_utf8, read_blocks, universal_newlines
+from longspan.tokenizers.tokenizer import FORMAT, Ids, Tokenizer, Unit, stored_value
+
+EOS, UNK = "<eos>", "<unk>"
+# The vocabulary of One Billion Word spells it in capitals.
+_UNKNOWN_WORDS = (UNK, "<UNK>")
+
+
+@dataclass(frozen=True)
+class WordTokenizer(Tokenizer):
+    """Word k of `words` has id k.
+
+    If the vocabulary has `<eos>`, every line ends in it, the last one included. Other words are `<unk>`, or an error if
+    the vocabulary has no `<unk>`. When decoded, a word is followed by a space, and `<eos>` is a newline.
+    """
+
+    words: tuple[str, ...]
+    lower: bool = False
+
+    kind: ClassVar[str] = "words"
+
+    def __post_init__(self) -> None:
+        if not self.words:
+            raise DataError("a word tokenizer needs at least one word; the text it was built from has none")
+        seen: set[str] = set()
+        for k, word in enumerate(self.words):
+            if word.split() != [word]:
+                raise DataError(f"word {k} of the vocabulary is {word[:40]!r}; words contain no whitespace")
+            if word in seen:
+                raise DataError(f"the vocabulary lists {word[:40]!r} twice; list each word once")
+            seen.add(word)
+
+    @classmethod
+    def from_counts(
+        cls,
+        counts: Mapping[str, int],
+        special: Sequence[str] = (EOS, UNK),
+        minimum: int = 1,
+        lower: bool = False,
+    ) -> "WordTokenizer":
+        """The special words, then the others by count, with ties in the order of `counts` (first appearance).
+
+        This is the order of the authors' vocabulary.py: special symbols, then Counter.most_common.
+        """
+        kept = [word for word, count in counts.items() if count >= minimum and word not in special]
+        return cls((*special, *sorted(kept, key=lambda word: -counts[word])), lower)
+
+    @classmethod
+    def from_vocabulary(cls, path: Path, lower: bool = False) -> "WordTokenizer":
+        """The words of a file with one word per line, in order of id. The rest of a line (a count) is ignored."""
+        text = "".join(universal_newlines(decode_utf8(read_blocks(path), str(path))))
+        words: dict[str, int] = {}
+        for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
+            fields = line.split(maxsplit=1)
+            if not fields:
+                raise DataError(f"line {number} of the vocabulary {path} is empty; put one word on each line")
+            if fields[0] in words:
+                first = words[fields[0]]
+                raise DataError(
+                    f"line {number} of the vocabulary {path} repeats {fields[0][:40]!r} of line {first}; remove one"
+                )
+            words[fields[0]] = number
+        return cls(tuple(words), lower)
+
+    @property
+    def unit(self) -> Unit:
+        return "word"
+
+    @property
+    def size(self) -> int:
+        return len(self.words)
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {word: k for k, word in enumerate(self.words)}
+
+    @cached_property
+    def unknown(self) -> int | None:
+        """The id of words outside the vocabulary, or None."""
+        return next((self._ids[word] for word in _UNKNOWN_WORDS if word in self._ids), None)
+
+    @cached_property
+    def _decoded_words(self) -> list[bytes]:
+        return [b"\n" if word == EOS else f"{word} ".encode() for word in self.words]
+
+    def encode_stream(self, blocks: Iterable[bytes], name: str = "the text", partial: bool = False) -> Iterator[Ids]:
+        last = "\n"
+        for text in word_blocks(blocks, self.lower, name):
+            last = text[-1]
+            # Newlines become <eos> first, so that one split finds words and line ends.
+            words = (text.replace("\n", f" {EOS} ") if EOS in self._ids else text).split()
+            yield np.array(self._look_up(words, name), self.dtype)
+        if last != "\n" and EOS in self._ids and not partial:
+            yield np.array([self._ids[EOS]], self.dtype)
+
+    def _look_up(self, words: list[str], name: str) -> list[int]:
+        ids, unknown = self._ids, self.unknown
+        if unknown is not None:
+            return [ids.get(word, unknown) for word in words]
+        try:
+            return [ids[word] for word in words]
+        except KeyError as error:
+            raise DataError(
+                f"{name} has the word {error.args[0][:40]!r}, which is not among the {self.size} of the vocabulary; "
+                f"add it, or add {UNK}"
+            ) from None
+
+    def decode_bytes(self, ids: ArrayLike) -> bytes:
+        return b"".join([self._decoded_words[k] for k in self._check_ids(ids).tolist()])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind, "format": FORMAT, "words": list(self.words), "lower": self.lower}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "WordTokenizer":
+        words, lower = stored_value(values, "words", list), stored_value(values, "lower", bool)
+        for word in words:
+            if not isinstance(word, str) or any("\ud800" <= c <= "\udfff" for c in word):
+                raise CheckpointError(
+                    f"the stored tokenizer lists {str(word)[:40]!r}, which is not a word; it is damaged"
+                )
+        try:
+            return cls(tuple(words), lower)
+        except DataError as error:
+            raise CheckpointError(f"the stored tokenizer is damaged: {error}") from None
+
+
+def word_blocks(blocks: Iterable[bytes], lower: bool, name: str) -> Iterator[str]:
+    r"""A text in pieces that split no word, with \n as line end, in lower case if `lower`."""
+    for text in complete_words(universal_newlines(decode_utf8(blocks, name))):
+        yield text.lower() if lower else text
+
+
+def count_words(blocks: Iterable[bytes], lower: bool = False, name: str = "the text") -> Counter[str]:
+    """The number of occurrences of each word, in the order of first appearance."""
+    counts: Counter[str] = Counter()
+    for text in word_blocks(blocks, lower, name):
+        counts.update(text.split())
+    return counts

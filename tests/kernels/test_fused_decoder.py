@@ -1,0 +1,89 @@
+"""FusedDecoder (Triton one-token kernels) equals the generic RollingDecoder, step by step.
+
+Without a GPU the kernels run in Triton's interpreter (conftest.py).
+"""
+
+from typing import Any
+
+import pytest
+import torch
+
+from longspan.contract import LanguageModel
+from longspan.decoding.fused import FusedDecoder
+from longspan.decoding.rolling import RollingDecoder
+from longspan.decoding.step_layers import step_layers
+from tests.support import build
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SHAPE = {"vocabulary": 19, "layers": 2, "width": 24, "heads": 2, "head_width": 10, "inner": 40, "segment": 8}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "paper": ("transformer-xl", {"memory": 6}),
+    "same-length-clamp": ("transformer-xl", {"memory": 5, "same_length": True, "clamp": 2, "norm": "pre"}),
+    "longspan": ("longspan-xl", {"memory": 6}),
+}
+
+
+def make_model(name: str) -> LanguageModel:
+    family, values = MODELS[name]
+    torch.manual_seed(5)
+    model = build(family, SHAPE | values).to(DEVICE).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3)
+    return model
+
+
+def open_both(model: LanguageModel, rows: int) -> tuple[FusedDecoder, RollingDecoder]:
+    state = model.initial_state(rows, trainable=False)
+    layers = step_layers(model, state)
+    assert layers is not None
+    return FusedDecoder(model, state, layers, 0), RollingDecoder(model, state, layers, 0)
+
+
+def assert_equal_steps(fused: FusedDecoder, rolling: RollingDecoder, rows: int, steps: int) -> None:
+    bound = 1e-4 if DEVICE == "cuda" else 1e-5
+    for _ in range(steps):
+        tokens = torch.randint(19, (rows,), device=DEVICE)
+        expected, found = rolling.step(tokens), fused.step(tokens)
+        assert (found - expected).abs().max() / expected.abs().max() < bound
+    assert int(fused.count) == fused.written == rolling.written
+    found_state, expected_state = fused.state(), rolling.state()
+    for name, tensor in expected_state.tensors().items():
+        torch.testing.assert_close(found_state.tensors()[name], tensor, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [("paper", 1), ("same-length-clamp", 1), ("longspan", 1), pytest.param("longspan", 5, marks=pytest.mark.slow)],
+)
+def test_steps_and_states_are_those_of_the_rolling_decoder(name: str, rows: int) -> None:
+    """From an empty cache past the point where it wraps around, and again after a prompt."""
+    fused, rolling = open_both(make_model(name), rows)
+    assert_equal_steps(fused, rolling, rows, 9)
+    prompt = torch.randint(19, (rows, 4), device=DEVICE)
+    fused.prefill(prompt)
+    rolling.prefill(prompt)
+    assert_equal_steps(fused, rolling, rows, 3)
+
+
+def test_a_step_repeated_after_its_buffers_are_restored_gives_the_same_logits() -> None:
+    """A CUDA graph is captured this way: the warm-up runs the step, then `buffers` are put back."""
+    model = make_model("longspan")
+    fused, rolling = open_both(model, 1)
+    assert_equal_steps(fused, rolling, 1, 3)
+    token, saved = torch.tensor([7], device=DEVICE), [buffer.clone() for buffer in fused.buffers()]
+    first = fused.launch(token).clone()
+    for buffer, before in zip(fused.buffers(), saved, strict=True):
+        buffer.copy_(before)
+    torch.testing.assert_close(fused.launch(token), first, rtol=0, atol=0)
+    fused.advance()
+    rolling.step(token)
+    assert_equal_steps(fused, rolling, 1, 2)
+
+
+def test_the_fused_decoder_needs_cuda() -> None:
+    model = make_model("paper")
+    layers = step_layers(model, model.initial_state(1, trainable=False))
+    assert layers is not None
+    assert FusedDecoder.supports(model, layers) is torch.cuda.is_available()

@@ -1,4 +1,5 @@
-"""The README's commands, run as they stand there: a run of fewer steps, everything else to the letter."""
+"""The commands and the Python of the README, run as pasted. Only training steps, generated tokens and
+the memory are reduced."""
 
 import re
 import shlex
@@ -8,66 +9,73 @@ from pathlib import Path
 
 import pytest
 
-from longspan.box import is_filled
+from longspan.bundled import is_installed
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+SHORTER = {
+    "train": ["--set", "training.steps=12", "--set", "training.validate_every=0"],
+    "generate": ["-n", "20"],
+    "eval": ["--streams", "64", "--memory", "64", "--json"],
+}
 
 
 def commands() -> list[list[str]]:
-    """Every `longspan ...` line of the README's first section, comments aside."""
-    section = README.partition("## In a few minutes")[2].partition("\n## ")[0]
-    return [shlex.split(line, comments=True) for line in re.findall(r"^    (longspan .*)$", section, re.MULTILINE)]
+    """Every `longspan ...` line of a code block, fenced or indented, without comments."""
+    found, fenced = [], False
+    for line in README.splitlines():
+        if line.startswith("```"):
+            fenced = not fenced
+        command = line if fenced else line.removeprefix("    ")
+        if (fenced or line.startswith("    ")) and command.startswith("longspan "):
+            found.append(shlex.split(command, comments=True))
+    return found
 
 
+def run_command(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-m", "longspan.cli.main", *words[1:], *SHORTER.get(words[1], [])]
+    return subprocess.run(program, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(not is_installed(), reason="no bundled model; make bundled RUN=... makes it")
 @pytest.mark.slow
 def test_the_commands_of_the_readme(tmp_path: Path) -> None:
-    lines = commands()
-    assert [line[1] for line in lines] == ["train", "eval", "generate"]
-    for line in lines:
-        if line[1] == "train":
-            line += ["--set", "training.steps=12", "--set", "training.validate_every=0"]
-        if line[1] == "generate":
-            line[line.index("-n") + 1] = "20"
-        if line[1] == "eval":
-            line += ["--lanes", "64", "--json"]
-        program = [sys.executable, "-m", "longspan.cli.main", *line[1:]]
-        done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, (line, done.stderr)
+    found = commands()
+    assert {words[1] for words in found} >= {"train", "eval", "generate"}
+    for words in found:
+        done = run_command(words, tmp_path)
+        assert done.returncode == 0, (words, done.stderr)
         assert done.stdout
 
 
-@pytest.mark.skipif(not is_filled(), reason="the box is empty; make box RUN=... fills it")
+@pytest.mark.skipif(not is_installed(), reason="no bundled model; make bundled RUN=... makes it")
 @pytest.mark.slow
-def test_the_first_command_of_the_readme(tmp_path: Path) -> None:
-    line = re.findall(r"^    (longspan .*)$", README, re.MULTILINE)[0]
-    program = [sys.executable, "-m", "longspan.cli.main", *shlex.split(line)[1:], "-n", "20"]
+def test_the_first_command_of_the_readme_uses_the_bundled_model(tmp_path: Path) -> None:
+    first = next(words for words in commands() if words[1] == "generate" and words[2].startswith("-"))
+    done = run_command(first, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(first[first.index("-p") + 1])
+    assert "the bundled model" in done.stderr
+
+
+@pytest.mark.skipif(not is_installed(), reason="no bundled model; make bundled RUN=... makes it")
+@pytest.mark.slow
+def test_the_python_of_the_readme_prints_what_the_readme_shows(tmp_path: Path) -> None:
+    block, shown = (README.partition(f"```{kind}\n")[2].partition("```")[0] for kind in ("python", "text"))
+    program = [sys.executable, "-c", block]
     done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("It was late in the evening when")
-    assert "the box" in done.stderr
+    printed, expected = (re.findall(r"^(\d+) (\d\.\d+) bits", text, re.MULTILINE) for text in (done.stdout, shown))
+    assert len(expected) == 3
+    assert [memory for memory, _ in printed] == [memory for memory, _ in expected]
+    for (_, found), (_, bits) in zip(printed, expected, strict=True):
+        assert abs(float(found) - float(bits)) < 0.003
 
 
-@pytest.mark.slow
-def test_the_python_of_the_readme(tmp_path: Path) -> None:
-    """The block as it stands, with a run made before it and tokens for its last two lines."""
-    block = README.partition("```python\n")[2].partition("```")[0]
-    begin = "import torch\ntokens = targets = torch.zeros(1, 4, dtype=torch.int64); state = None\n"
-    made = ["-m", "longspan.cli.main", "init", "--set", "model.layers=1", "--set", "model.width=32", "runs/tiny"]
-    subprocess.run([sys.executable, *made], cwd=tmp_path, check=True, capture_output=True)
-    done = subprocess.run(
-        [sys.executable, "-c", begin + block], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def test_the_verbs_of_the_readme_are_those_of_the_command() -> None:
+def test_the_readme_lists_every_verb() -> None:
     table = README.partition("| verb |")[2].partition("\n\n")[0]
-    listed = set(
-        re.findall(
-            r"`(?:longspan )?([a-z]+)`", "\n".join(row.split("|")[1] for row in table.splitlines() if "|" in row)
-        )
-    )
+    first_cells = "\n".join(row.split("|")[1] for row in table.splitlines() if "|" in row)
+    listed = set(re.findall(r"`(?:longspan )?([a-z]+)`", first_cells))
     program = [sys.executable, "-m", "longspan.cli.main", "--help"]
     shown = subprocess.run(program, capture_output=True, text=True, check=True).stdout
     verbs = set(re.findall(r"^  ([a-z]+)  ", shown.partition("Commands:")[2], re.MULTILINE))

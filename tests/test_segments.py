@@ -1,8 +1,10 @@
 """Reading a text one segment at a time."""
 
+import pytest
 import torch
 
 from longspan.contract import State
+from longspan.errors import DataError
 from longspan.segments import map_segments, read_segments
 from tests.support import build
 
@@ -27,3 +29,14 @@ def test_a_text_without_tokens_leaves_the_state_as_it_is() -> None:
     model = build("transformer-xl", SHAPE).eval()
     state = model.initial_state(1)
     assert read_segments(model, torch.zeros(1, 0, dtype=torch.int64), state) is state
+
+
+@pytest.mark.parametrize("family", ["transformer-xl", "longspan-xl", "vanilla", "lstm", "reformer"])
+@pytest.mark.parametrize("token", [-1, 19])
+def test_a_token_outside_the_vocabulary_is_refused(family: str, token: int) -> None:
+    shape = {key: value for key, value in SHAPE.items() if key not in ("memory", "heads") or family != "lstm"}
+    model = build(family, {key: value for key, value in shape.items() if key != "memory" or "xl" in family}).eval()
+    with pytest.raises(DataError, match=rf"{token}.*18"):
+        model(torch.tensor([[3, token]]))
+    with pytest.raises(DataError, match=rf"{token}.*18"):
+        model.losses(torch.tensor([[3, token]]), torch.tensor([[1, 2]]))

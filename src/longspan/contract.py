@@ -97,7 +97,7 @@ class Head(nn.Module, ABC):
 
 
 class LanguageModel(nn.Module, ABC):
-    """A model family. Subclasses define `Config`, the state, how a segment is read, and how far back it can see."""
+    """A model family. Subclasses define `Config`, the state, how it processes a segment and its maximum context."""
 
     Config: ClassVar[type]
     settings: ClassVar[frozenset[str]] = frozenset({"segment", "temperature"})
@@ -128,8 +128,8 @@ class LanguageModel(nn.Module, ABC):
     ) -> tuple[tuple[Tensor, ...], State]:
         """The embedding and every layer's output, [B, T, width] each, and the state after the segment.
 
-        The last output is what the head reads. `starts` marks tokens that start a document: their row forgets what came
-        before them.
+        The last output is what the head reads. `starts` marks tokens that start a document: the row's earlier context
+        is masked.
         """
 
     @abstractmethod
@@ -142,7 +142,7 @@ class LanguageModel(nn.Module, ABC):
 
     def check_reading(self, reading: Reading) -> None:
         """Raise a ConfigError if this model cannot be read this way. Families add their own checks."""
-        for name in ("clamp", "same_length", "pointer"):
+        for name in ("clamp", "discount", "same_length", "pointer"):
             if getattr(reading, name) and name not in self.settings:
                 used = ", ".join(sorted(self.settings))
                 raise ConfigError(f"{name}={getattr(reading, name)} has no effect on this family, which uses {used}")
@@ -164,10 +164,17 @@ class LanguageModel(nn.Module, ABC):
             parts[part] = parts.get(part, 0) + parameter.numel()
         return parts
 
+    def __call__(
+        self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
+    ) -> tuple[Float[Tensor, "B T V"], State]:
+        """The logits of the next token at every position, and the state after the segment."""
+        check_segment(tokens, starts=starts, vocabulary=self.config.vocabulary)
+        result: tuple[Tensor, State] = super().__call__(tokens, state, starts)
+        return result
+
     def forward(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
     ) -> tuple[Float[Tensor, "B T V"], State]:
-        check_segment(tokens, starts=starts)
         hidden, state = self.hidden_states(tokens, state, starts)
         return self.head.logits(hidden[-1], state.reading.temperature), state
 
@@ -182,7 +189,7 @@ class LanguageModel(nn.Module, ABC):
     ) -> tuple[Float[Tensor, "B S"], State]:
         """One loss per token in nats, in token order. With `last`, targets and losses are those of the last tokens
         only, which saves the softmax of the others."""
-        check_segment(tokens, last, targets=targets, starts=starts)
+        check_segment(tokens, last, targets=targets, starts=starts, vocabulary=self.config.vocabulary)
         hidden, state = self.hidden_states(tokens, state, starts)
         return self.head.losses(hidden[-1][:, -targets.shape[1] :], targets, state.reading.temperature), state
 
@@ -211,10 +218,10 @@ class Decoder(ABC):
 
     @abstractmethod
     def launch(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
-        """The device's part of a step: logits of the next token. A later step may overwrite them."""
+        """Work on the device: logits of the next token. A later step may overwrite them."""
 
     def advance(self) -> None:  # noqa: B027 (many decoders have none)
-        """The host's part of a step."""
+        """Host-side bookkeeping."""
 
     def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
         logits = self.launch(tokens)

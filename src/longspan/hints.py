@@ -1,4 +1,4 @@
-"""Compiler hints of a model family. Ignoring a hint costs speed, never correctness."""
+"""What a compiler, CUDA graphs and sharding need to know about a model family."""
 
 from dataclasses import dataclass
 
@@ -7,5 +7,8 @@ from dataclasses import dataclass
 class Hints:
     compile: bool = True
     """torch.compile makes training faster. False where most of the work is an opaque kernel (cuDNN's LSTM)."""
+    shard_layers: bool = True
+    """Only `layer.forward` uses the weights of a layer, except those of its position keys, so layers can be sharded one
+    by one. False: all weights are gathered for a step."""
     graph_safe: bool = False
     """A training step has static shapes and no host sync, so that a CUDA graph can capture it."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TypedDict
 
-from longspan.config import shown
+from longspan.config import convert_fields, shown
 from longspan.errors import ConfigError
 
 LONGEST = 2**20
@@ -14,15 +14,17 @@ LONGEST = 2**20
 class Reading:
     """How a stream is read. A model can be read with a longer memory, or other segments, than it was trained with.
 
-    A state carries its reading, so `model.initial_state(1, reading)` is where it is chosen.
+    A state carries its reading: pass it to `model.initial_state(1, reading)`.
     """
 
     segment: int = 128
     """Tokens per call."""
     memory: int = 128
-    """Earlier positions that a layer may attend to; 0 reads every segment on its own."""
+    """Earlier positions that a layer may attend to; 0: segments are independent."""
     clamp: int = 0
     """Distances beyond this one share its position key; 0 turns the clamp off."""
+    discount: float = 0.0
+    """Scores of distances d beyond the clamp are lowered by discount * log(d / clamp); 0 turns it off."""
     same_length: bool = False
     """Every query attends to exactly `memory` keys, itself included, at any position in the segment."""
     pointer: int = 0
@@ -31,6 +33,7 @@ class Reading:
     """Logits are divided by this before the softmax."""
 
     def __post_init__(self) -> None:
+        convert_fields(self)
         for name, least in (("segment", 1), ("memory", 0), ("clamp", 0), ("pointer", 0)):
             value = getattr(self, name)
             if not least <= value <= LONGEST:
@@ -38,6 +41,12 @@ class Reading:
         if not 0.01 <= self.temperature <= 100:
             raise ConfigError(
                 f"temperature={shown(self.temperature)} must be between 0.01 and 100; 1 leaves logits as they are"
+            )
+        if not 0 <= self.discount <= 100:
+            raise ConfigError(f"discount={shown(self.discount)} must be between 0 and 100; 0 turns it off")
+        if self.discount and not self.clamp:
+            raise ConfigError(
+                f"discount={shown(self.discount)} needs a clamp: set it to the longest distance of training"
             )
         if self.same_length and not self.memory:
             raise ConfigError("same_length=true needs a memory above 0: it gives every query `memory` keys")
@@ -56,6 +65,7 @@ class ContextSettings(TypedDict, total=False):
     segment: int
     memory: int
     clamp: int
+    discount: float
     same_length: bool
     pointer: int
 

@@ -5,6 +5,7 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -87,9 +88,33 @@ def test_a_state_is_refused_by_another_model(cli: Cli, model: Path) -> None:
     cli("generate", model, "-n", 5, "--load-state", "none.state").refused("none.state")
 
 
+def test_options_change_the_reading(cli: Cli, model: Path) -> None:
+    line = ["generate", model, "-p", "It was late. " * 9, "-n", 5]
+    flags = ["--memory", 5, "--segment", 3, "--clamp", 2, "--same-length"]
+    assert cli(*line, *flags, "--save-state", "s.state").code == 0
+    loaded = longspan.load(model)
+    expected = loaded.reading_with(memory=5, segment=3, clamp=2, same_length=True)
+    assert loaded.session(state="s.state").decoder.state().reading == expected != loaded.reading
+    cli(*line, "--pointer", 7).refused("pointer")
+    cli(*line, "--load-state", "s.state", "--memory", 9).refused("memory", "s.state")
+    assert cli("generate", model, "-n", 3, "--load-state", "s.state").code == 0
+
+
+def test_an_error_after_some_text_starts_a_line(cli: Cli, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> Iterator[str]:
+        yield " and"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(longspan.TextModel, "stream", interrupted)
+    result = cli("generate", model, "-p", "It was", "--save-state", "s.state")
+    assert (result.code, result.out, result.err) == (130, "It was and\n", "longspan: interrupted\n")
+    assert Path("s.state").is_file()
+
+
 def test_errors_are_one_line_and_name_the_value(cli: Cli, model: Path, text: Path) -> None:
     cli("generate", model, "--temp", -1).refused("temperature=-1")
-    cli("generate", model, "--temp", "hot").refused("--temp")
+    cli("generate", model, "--temp", "hot").refused("--temp hot")
+    cli("generate", model, "--top-k=many").refused("--top-k=many")
     cli("generate", model, "--top-p", 0).refused("top_p=0")
     cli("generate", model, "--min-p", 2).refused("min_p=2")
     cli("generate", model, "--top-k", -1).refused("top_k=-1")
@@ -101,7 +126,7 @@ def test_errors_are_one_line_and_name_the_value(cli: Cli, model: Path, text: Pat
 
 
 def test_characters_outside_the_vocabulary_are_refused(cli: Cli) -> None:
-    cli("init", "--tokens", "characters", "--set", "model.vocabulary=128", "--set", "model.layers=1", "ascii")
+    cli("init", "--tokenizer", "characters", "--set", "model.vocabulary=128", "--set", "model.layers=1", "ascii")
     assert cli("generate", "ascii", "-p", "plain", "-n", 5).code == 0
     cli("generate", "ascii", "-p", "naïve", "-n", 5).refused("ï")
     Path("latin.txt").write_bytes("naïve".encode("latin-1"))
@@ -144,7 +169,7 @@ def test_a_prompt_that_ends_in_half_a_character(cli: Cli, model: Path) -> None:
 def test_words_are_separated(cli: Cli) -> None:
     Path("vocab.txt").write_text("<eos>\nthe\na\ncat\n<unk>\n")
     small = ["--set", "model.vocabulary=5", "--set", "model.layers=1", "--set", "model.width=16"]
-    assert cli("init", "--tokens", "vocab.txt", *small, "w").code == 0
+    assert cli("init", "--tokenizer", "vocab.txt", *small, "w").code == 0
     assert cli("generate", "w", "-p", "the cat", "-n", 4).out.startswith("the cat ")
 
 

@@ -18,7 +18,7 @@ SMALL = {"vocabulary": VOCABULARY, "layers": 2, "width": 16, "heads": 2, "inner"
 WITH_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("transformer-xl", {"memory": 40}),
     "same-length": ("transformer-xl", {"memory": 6, "same_length": True}),
-    "same-length-clamp": ("transformer-xl", {"memory": 9, "same_length": True, "clamp": 4}),
+    "same-length-clamp": ("transformer-xl", {"memory": 9, "same_length": True, "clamp": 4, "discount": 1.5}),
     "pre-norm": ("transformer-xl", {"memory": 40, "norm": "pre"}),
     "longspan-gelu": ("longspan-xl", {"memory": 40, "norm_type": "layer", "biases": True, "activation": "gelu"}),
     "own-biases": ("transformer-xl", {"memory": 40, "shared_biases": False, "head_width": 5}),

@@ -256,6 +256,20 @@ def test_a_state_has_no_gradient_and_a_bounded_size(make: MakeModel, name: str) 
     assert state.nbytes_per_row() <= state_bytes(model)
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ALL)
+def test_every_segment_has_its_own_backward_pass(make: MakeModel, name: str, form: str) -> None:
+    """In eval mode too: nothing in the state keeps the graph of an earlier segment."""
+    model = make(name)
+    tokens, targets = stream(2, 40)
+    state = begin(model, 2, form)
+    for begins in range(0, 40, 4):
+        part = slice(begins, begins + 4)
+        losses, state = model.losses(tokens[:, part], targets[:, part], state)
+        losses.mean().backward()
+        assert not any(tensor.requires_grad for tensor in (*state.tensors().values(), *state.shared))
+
+
 @pytest.mark.parametrize("name", CUT_ANYWHERE)
 @pytest.mark.parametrize("split", [0, 5, 19])
 def test_a_decoder_gives_the_losses_of_the_model(make: MakeModel, name: str, split: int) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from longspan.training.recipe import load_recipe
+
 ROOT = Path(__file__).parents[2]
 FAST = {
     "longspan train": "--set training.steps=20 --set training.validate_every=10 --set training.validate_tokens=2048 "
@@ -30,7 +32,7 @@ def blocks(language: str) -> list[str]:
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The package of the page as `pip install` leaves it: its module, and its metadata with the entry point."""
     site = tmp_path_factory.mktemp("site")
-    (source,), (project,) = blocks("python"), blocks("toml")
+    (source,), (project, _) = blocks("python"), blocks("toml")
     assert len(source.splitlines()) < 80
     described = tomllib.loads(project)["project"]
     (site / "longspan_alibi.py").write_text(source)
@@ -60,3 +62,9 @@ def test_the_steps_of_contributing_work(environment: dict[str, str], tmp_path: P
             assert "alibi" in done.stdout
         if command.startswith("pytest"):
             assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 20  # type: ignore[index]
+
+
+@pytest.mark.parametrize("family", ["lstm", "qrnn", "vanilla"])
+def test_the_recipe_of_contributing_fits_a_family_without_heads_or_memory(family: str, tmp_path: Path) -> None:
+    (tmp_path / "glr.toml").write_text(blocks("toml")[1].replace("glr", family), encoding="utf-8")
+    assert load_recipe(tmp_path / "glr.toml").family == family

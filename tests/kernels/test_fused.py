@@ -97,6 +97,17 @@ def dropped(B: int, H: int, L: int, rate: float, seed: int) -> torch.Tensor:
     return fused.relative_attention(zeros, zeros, values, *rest, dropout=rate, seed=seed) == 0
 
 
+@interpreted
+@pytest.mark.parametrize(("L", "M", "C", "window"), [(17, 60, 20, None), (33, 50, 9, 40)])
+def test_the_interpreted_forward_kernel_discounts_far_keys(L: int, M: int, C: int, window: int | None) -> None:
+    tensors = draw(1, 2, L, M, 16, C, "cpu", torch.float32)
+    with torch.no_grad():
+        out = fused.relative_attention(*tensors, window=window, discount=2.0)
+        exact = [tensor.double() for tensor in tensors]
+        wanted = reference.relative_attention(*exact, window=window, discount=2.0)
+    torch.testing.assert_close(out.double(), wanted, rtol=0, atol=2e-6)
+
+
 def test_dropout_masks_are_statistically_independent() -> None:
     """The rate, and correlations between neighbours, rows of the batch, heads and seeds, are within five standard
     deviations."""
@@ -136,6 +147,13 @@ def test_all_options_at_all_head_widths(D: int) -> None:
     tensors = draw(2, 2, L, M, D, 300, "cuda", torch.bfloat16)
     assert_close_to_reference(tensors, 1e-2, window=500)
     assert_close_to_reference(tensors, 1e-2, first_key=documents(2, L, M, "cuda"))
+
+
+@pytest.mark.gpu
+def test_position_scores_beyond_float16_stay_finite() -> None:
+    query, key, value, distance, u, w = draw(1, 2, 128, 128, 64, None, "cuda", torch.bfloat16)
+    out = fused.relative_attention(query * 1000, key, value, distance * 1000, u, w)
+    assert out.isfinite().all()
 
 
 @pytest.mark.gpu

@@ -20,7 +20,7 @@ def inputs(B: int, H: int, L: int, M: int, D: int, C: int | None = None, dtype=t
     return {name: torch.randn(shape, dtype=dtype, requires_grad=True) for name, shape in shapes.items()}
 
 
-def four_terms(x: Inputs, window: int | None, first_key: torch.Tensor | None) -> torch.Tensor:
+def four_terms(x: Inputs, window: int | None, first_key: torch.Tensor | None, discount: float = 0.0) -> torch.Tensor:
     """Every score separately, as the sum of the four terms of the paper."""
     x = {name: tensor.detach() for name, tensor in x.items()}
     (B, H, L, D), K, C = x["query"].shape, x["key"].shape[2], x["distance"].shape[1]
@@ -38,6 +38,8 @@ def four_terms(x: Inputs, window: int | None, first_key: torch.Tensor | None) ->
                     q, k, r = x["query"][b, h, i], x["key"][b, h, j], x["distance"][h, C - 1 - min(gap, C - 1)]
                     terms = (q @ k, q @ r, x["u"][h] @ k, x["w"][h] @ r)
                     scores[j] = float(sum(terms)) / math.sqrt(D)
+                    if gap > C - 1:
+                        scores[j] -= discount * math.log(gap / (C - 1))
                 total = sum(math.exp(s) for s in scores.values())
                 for j, s in scores.items():
                     out[b, h, i] += math.exp(s) / total * x["value"][b, h, j]
@@ -54,8 +56,10 @@ def test_the_reference_equals_the_four_terms_of_the_paper(
 ) -> None:
     x = inputs(2, 2, L, M, 4, C)
     first = torch.randint(0, M + 1, (2, L)).cummax(1).values if documents else None
-    expected = four_terms(x, window, first)
-    torch.testing.assert_close(reference.relative_attention(**x, window=window, first_key=first), expected)
+    for discount in (0.0, 1.5):
+        expected = four_terms(x, window, first, discount)
+        found = reference.relative_attention(**x, window=window, first_key=first, discount=discount)
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("documents", [False, True])
@@ -69,17 +73,17 @@ def test_skewed_equals_the_reference(
     blocks."""
     x = inputs(2, 2, L, M, 8, C)
     first = torch.randint(0, M + 1, (2, L)).cummax(1).values if documents else None
-    expected = reference.relative_attention(**x, window=window, first_key=first)
+    expected = reference.relative_attention(**x, window=window, first_key=first, discount=2.0)
     grad = torch.randn_like(expected)
     wanted = torch.autograd.grad(expected, list(x.values()), grad)
     for together in (skewed.BLOCK_QUERIES, 17):
         monkeypatch.setattr(skewed, "BLOCK_QUERIES", together)
-        found = skewed.relative_attention(**x, window=window, first_key=first)
+        found = skewed.relative_attention(**x, window=window, first_key=first, discount=2.0)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
         for name, a, b in zip(x, torch.autograd.grad(found, list(x.values()), grad), wanted, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-10, msg=name)
         with torch.no_grad():
-            output = skewed.relative_attention(**x, window=window, first_key=first)
+            output = skewed.relative_attention(**x, window=window, first_key=first, discount=2.0)
         torch.testing.assert_close(output, expected, rtol=0, atol=1e-11)
 
 

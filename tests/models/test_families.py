@@ -74,3 +74,12 @@ def test_a_setting_that_a_family_does_not_use_is_an_error(family: str, reading: 
     if isinstance(model, TransformerXL):
         with pytest.raises(ConfigError, match=named):
             model.initial_state(1, reading)
+
+
+@pytest.mark.parametrize("family", ["transformer-xl", "longspan-xl", "rotary", "compressive"])
+def test_a_full_size_empty_state_takes_no_memory(family: str) -> None:
+    model = build(family, {"layers": 2, "width": 64, "heads": 2, "memory": 2**20})
+    for trainable in (False, True):
+        state = model.initial_state(1, trainable=trainable, filled=True)
+        assert state.nbytes_per_row() > 2**27
+        assert sum(tensor.untyped_storage().nbytes() for tensor in state.tensors().values()) < 2**14

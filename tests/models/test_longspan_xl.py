@@ -35,7 +35,7 @@ def stream_losses(model: LanguageModel, tokens: torch.Tensor, starts: torch.Tens
         {},
         {"norm": "pre"},
         {"shared_biases": False, "head_width": 5},
-        {"same_length": True, "clamp": 3},
+        {"same_length": True, "clamp": 3, "discount": 2.0},
         {"memory": 0},
         {"cutoffs": [4, 8], "div_val": 2, "tie_projections": True},
     ],

@@ -1,6 +1,15 @@
 """Typed caches that layers carry from one segment to the next, and which of their positions a query sees."""
 
-from longspan.cache.attention import AttentionCache, KeyValueCache, Memory, empty_cache, extend, join, newest
+from longspan.cache.attention import (
+    AttentionCache,
+    KeyValueCache,
+    Memory,
+    empty_cache,
+    expanded_zeros,
+    extend,
+    join,
+    newest,
+)
 from longspan.cache.convolution import ConvolutionCache
 from longspan.cache.segment import SegmentMask, next_state, open_state
 from longspan.cache.window import TokenWindow
@@ -13,6 +22,7 @@ __all__ = [
     "SegmentMask",
     "TokenWindow",
     "empty_cache",
+    "expanded_zeros",
     "extend",
     "join",
     "newest",

@@ -54,9 +54,14 @@ def empty_cache(
 ) -> AttentionCache:
     """A cache of this many positions, all zero and none of them valid."""
     if trainable:
-        return Memory(like.new_zeros(batch, positions, width))
-    zeros = like.new_zeros(batch, heads, positions, head_width)
+        return Memory(expanded_zeros(like, batch, positions, width))
+    zeros = expanded_zeros(like, batch, heads, positions, head_width)
     return KeyValueCache(zeros, zeros)
+
+
+def expanded_zeros(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Zeros that take no memory: a single one, expanded. A long memory costs nothing before it is filled."""
+    return like.new_zeros((), dtype=dtype).expand(shape)
 
 
 def extend(

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 
+from longspan.cache.attention import expanded_zeros
 from longspan.shapes import Bool, Float, Int, Tensor
 
 
@@ -72,5 +73,5 @@ class PointerContext(NamedTuple):
 
 def empty_pointer_cache(like: Tensor, batch: int, reach: int, width: int) -> PointerCache:
     """An empty cache of the final size, so that its shape never changes."""
-    zeros = torch.zeros(batch, reach, 1, dtype=torch.int64, device=like.device)
-    return PointerCache(like.new_zeros(batch, reach, width), zeros)
+    tokens = expanded_zeros(like, batch, reach, 1, dtype=torch.int64)
+    return PointerCache(expanded_zeros(like, batch, reach, width), tokens)

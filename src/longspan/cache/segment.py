@@ -24,13 +24,14 @@ class SegmentMask(NamedTuple):
     first_key: Int[Tensor, "B T"] | None
     """The oldest key visible to each query; None if all keys are valid and no document starts in the segment."""
     starts: Bool[Tensor, "B T"] | None
+    discount: float = 0.0
 
     @classmethod
     def of(cls, state: State, cached: int, tokens: int, starts: Bool[Tensor, "B T"] | None) -> "SegmentMask":
         reading = state.reading
         # `starts` first: with documents, a compiled step must not depend on `full`.
         first = None if starts is None and state.full else first_keys(state.length, cached, tokens, starts)
-        return cls(cached, tokens, reading.memory, reading.window, first, starts)
+        return cls(cached, tokens, reading.memory, reading.window, first, starts, reading.discount)
 
     @property
     def keys(self) -> int:

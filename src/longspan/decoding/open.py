@@ -30,5 +30,6 @@ def _open(model: LanguageModel, state: State) -> Decoder:
     lengths = set(state.length.tolist())
     if layers is None or len(lengths) != 1:
         return StreamDecoder(model, state)
-    kind = FusedDecoder if FusedDecoder.supports(model, layers) else RollingDecoder
+    fused = FusedDecoder.supports(model, layers) and not state.reading.discount
+    kind = FusedDecoder if fused else RollingDecoder
     return kind(model, state, layers, lengths.pop())

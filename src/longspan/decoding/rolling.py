@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from longspan.cache import ConvolutionCache, KeyValueCache, SegmentMask
 from longspan.contract import Decoder, State
 from longspan.decoding.step_layers import StepLayer, cache_size, final_norm
+from longspan.kernels.relative_attention.reference import far_discount
 from longspan.segments import read_segments
 from longspan.shapes import Float, Int, Tensor
 
@@ -38,6 +39,7 @@ class RollingDecoder(Decoder):
         self.load(state, age)
         with torch.no_grad():
             self.positions = [_scaled(layer, self.keys[0].dtype) for layer in layers]
+            self.discounts = [self.far(layer.r.shape[1]) for layer in layers] if self.reading.discount else []
 
     def load(self, state: State, age: int) -> None:
         """Copy a state into the existing buffers. `age` is the number of valid positions."""
@@ -120,7 +122,10 @@ class RollingDecoder(Decoder):
         known = r[:, :, max(r.shape[2] - filled, 0) :]
         scores = torch.bmm(torch.add(w, query, alpha=scale).transpose(0, 1), known)
         if known.shape[2] < filled:
-            scores = torch.cat([scores[..., :1].expand(-1, -1, filled - known.shape[2]), scores], dim=-1)
+            far = scores[..., :1].expand(-1, -1, filled - known.shape[2])
+            if self.discounts:
+                far = far - self.discounts[n][self.size - filled :]
+            scores = torch.cat([far, scores], dim=-1)
         if filled == self.size:
             scores = torch.cat([scores, scores], dim=-1)[..., filled - 1 - slot : 2 * filled - 1 - slot]
         if scores.is_cuda:
@@ -133,6 +138,11 @@ class RollingDecoder(Decoder):
             scale=scale,
         )
         return attended.flatten(1)
+
+    def far(self, known: int) -> Float[Tensor, "S"]:
+        """The discount of the distances size - 1, ..., known, which share a position key."""
+        gap = torch.arange(self.size - 1, known - 1, -1, device=self.keys[0].device)
+        return far_discount(gap, known - 1, self.reading.discount).to(self.keys[0].dtype)
 
     def feed_forward(self, n: int, layer: StepLayer, x: Any) -> Any:  # noqa: ARG002 (`n` is for the fused decoder)
         if layer.pre_norm:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from longspan.config import convert_fields
 from longspan.contract import Decoder
 from longspan.cuda_graphs import GraphDecoder
 from longspan.errors import ConfigError
@@ -22,8 +23,9 @@ class Sampling:
     min_p: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ConfigError(f"temperature={self.temperature} must be finite and at least 0; 0 is greedy")
+        convert_fields(self)
+        if self.temperature < 0:
+            raise ConfigError(f"temperature={self.temperature} must be at least 0; 0 is greedy")
         if self.top_k < 0:
             raise ConfigError(f"top_k={self.top_k} must be at least 0; 0 turns it off")
         if not 0 < self.top_p <= 1:

@@ -8,7 +8,7 @@ import torch
 from longspan.contract import LanguageModel, State
 from longspan.decoding.open import open_decoder
 from longspan.decoding.sampling import Sampling, sampler
-from longspan.errors import DataError, GenerationError, StateError
+from longspan.errors import DataError, GenerationError, StateError, counted
 from longspan.reading import Reading
 from longspan.shapes import Tensor
 
@@ -30,7 +30,7 @@ class Session:
     def restore(self, state: State, pending: int) -> None:
         """Continue a saved session."""
         if state.batch != 1:
-            raise StateError(f"the state has {state.batch} rows; a session needs exactly one")
+            raise StateError(f"the state has {counted(state.batch, 'row')}; a session needs exactly one")
         if not 0 <= pending < self.model.config.vocabulary:
             raise StateError(
                 f"the state ends with token {pending}; this model's tokens are 0 to {self.model.config.vocabulary - 1}"
@@ -75,7 +75,7 @@ class Session:
             if chosen < 0:
                 raise GenerationError(
                     f"the logits of token {written + 1} are not finite: the weights or the state are damaged, or too "
-                    f"large for {str(next(self.model.parameters()).dtype).removeprefix('torch.')}; try --dtype float32 "
+                    f"large for {str(next(self.model.parameters()).dtype).removeprefix('torch.')}; try float32 "
                     "or another checkpoint"
                 )
             self.pending = chosen

@@ -99,12 +99,13 @@ def step_layers(model: LanguageModel, state: State) -> list[StepLayer] | None:
     mask = SegmentMask(size - 1, 1, state.reading.memory, state.reading.window, None, None)
     with torch.no_grad():
         if type(model) is TransformerXL:
-            table, _ = model.distance_keys(state, mask)
+            table, _ = model.position_keys(state, size)
             biases = [model if model.config.shared_biases else block for block in model.layers]
             return [_from_block(*parts) for parts in zip(model.layers, table, biases, strict=True)]
         if type(model) is LongspanXL and not state.reading.pointer:
             positions, _ = model.positions(state, mask)
-            return [_from_layer(*parts) for parts in zip(model.layers, positions, strict=True)]
+            layers: Any = model.layers
+            return [_from_layer(layer, layer.with_biases(p)) for layer, p in zip(layers, positions, strict=True)]
     return None
 
 

@@ -18,6 +18,7 @@ class AttentionCall(NamedTuple):
     w: Float[Tensor, "H D"] | None
     window: int | None
     first_key: Int[Tensor, "B L"] | None
+    discount: float = 0.0
 
 
 observers: list[tuple[int, Callable[[AttentionCall], None]]] = []

@@ -74,7 +74,8 @@ class AdaptiveSpanTransformer(MemoryTransformer):
 
     @property
     def hints(self) -> Hints:  # type: ignore[override]
-        return Hints()  # the size of a cache depends on the learned spans, which needs a sync
+        # The size of a cache depends on the learned spans, which needs a sync. The model reads the spans of all layers.
+        return Hints(shard_layers=False)
 
     def spans(self) -> Float[Tensor, "N H"]:
         """z of every layer and head."""

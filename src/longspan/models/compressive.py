@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import nn
 
-from longspan.cache import SegmentMask, newest, open_state
+from longspan.cache import SegmentMask, expanded_zeros, newest, open_state
 from longspan.cache.compressed import CompressedCache, evicted_positions, slots_after, valid_slots
 from longspan.contract import UNBOUNDED, LanguageModel, State
 from longspan.errors import ConfigError
@@ -50,10 +50,12 @@ class Eviction(NamedTuple):
     """How many of the oldest leave."""
     new: Int[Tensor, "B"]
     """How many of the slots they are compressed to are valid, per row."""
+    losses: list[Float[Tensor, ""]]
+    """The loss of every layer's compressor, added by the layers. It trains only the compressor."""
 
 
 class CompressiveLayer(TransformerLayer):
-    """`x, cache, loss = layer(x, cache, mask, position, eviction)`; the loss trains only the compressor."""
+    """`x, cache = layer(x, cache, mask, position, eviction)`."""
 
     def __init__(self, config: CompressiveConfig) -> None:
         super().__init__(config)
@@ -69,13 +71,13 @@ class CompressiveLayer(TransformerLayer):
         mask: SegmentMask,
         position: RelativePosition,
         eviction: Eviction,
-    ) -> tuple[Float[Tensor, "B T E"], CompressedCache, Float[Tensor, ""]]:
+    ) -> tuple[Float[Tensor, "B T E"], CompressedCache]:
         recent = torch.cat([cache.hidden.to(x.dtype), x], dim=1)
         keys, values = self.keys_values(torch.cat([cache.compressed.to(x.dtype), recent], dim=1))
         inputs = self.attention_residual.inputs(x)
         h = self.attention_residual(x, self.attend(inputs, keys, values, mask, position))
         h = self.feed_forward_residual(h, self.feed_forward(self.feed_forward_residual.inputs(h)))
-        slots, loss = cache.compressed, x.new_zeros(())
+        slots = cache.compressed
         if self.compressor is not None and eviction.evicted:
             old = recent.detach()
             usage = self.usage(inputs, keys, mask, position, eviction) if self.compressor.selects else None
@@ -83,9 +85,10 @@ class CompressiveLayer(TransformerLayer):
             if self.training and any(True for _ in self.compressor.parameters()):
                 left = old[:, : eviction.evicted]
                 loss = reconstruction_loss(self.attention, self.attention_residual, x, left, new, eviction.new)
+                eviction.losses.append(loss)
             slots = torch.cat([slots.to(new.dtype), new.detach()], dim=1)[:, -self.slots :]
         hidden = newest(recent.detach(), x.detach(), eviction.positions - eviction.evicted, dim=1)
-        return h, CompressedCache(slots, hidden), loss
+        return h, CompressedCache(slots, hidden)
 
     @torch.no_grad()
     def usage(
@@ -130,6 +133,7 @@ class Compressive(LanguageModel):
         return (reading or self.reading).memory > 0
 
     def check_reading(self, reading: Reading) -> None:
+        super().check_reading(reading)
         if self.config.compressed and not reading.memory:
             raise ConfigError(
                 f"memory=0 leaves nothing to compress into model.compressed={self.config.compressed} slots; "
@@ -168,8 +172,8 @@ class Compressive(LanguageModel):
         c, like = self.config, self.embedding.tables[0]
         # Up to rate - 1 positions more than `memory` wait until their block is complete.
         waiting = c.rate - 1 if c.compressed else 0
-        slots = like.new_zeros(batch, c.compressed * filled, c.width)
-        hidden = like.new_zeros(batch, (reading.memory + waiting) * filled, c.width)
+        slots = expanded_zeros(like, batch, c.compressed * filled, c.width)
+        hidden = expanded_zeros(like, batch, (reading.memory + waiting) * filled, c.width)
         length = torch.zeros(batch, dtype=torch.int64, device=like.device)
         return State((CompressedCache(slots, hidden),) * c.layers, length, reading)
 
@@ -201,13 +205,13 @@ class Compressive(LanguageModel):
         eviction, length = self.eviction(mask, hidden_before.shape[1] + T)
         x = self.dropout(self.embedding(tokens))
         R = self.dropout(distance_sinusoid(mask.keys, c.width, self.embedding.tables[0]))
-        hidden, caches, loss = [x], [], x.new_zeros(())
+        hidden, caches = [x], []
         for layer, cache in zip(self.layers, state.caches, strict=True):
-            x, cache, own = layer(x, cache, mask, (layer.distances(R), self.u, self.w), eviction)
+            x, cache = layer(x, cache, mask, (layer.distances(R), self.u, self.w), eviction)
             hidden.append(x)
             caches.append(cache)
-            loss = loss + own
         hidden[-1] = self.dropout(self.final_norm(x))
+        loss = sum(eviction.losses, x.new_zeros(()))
         return tuple(hidden), replace(state, caches=tuple(caches), length=length), loss
 
     def eviction(self, mask: SegmentMask, positions: int) -> tuple[Eviction, Int[Tensor, "B"]]:
@@ -219,4 +223,4 @@ class Compressive(LanguageModel):
         new = torch.zeros_like(valid)
         if c.compressed:
             new = valid_slots(valid, positions, evicted, c.rate, selected=c.compression == "most-used")
-        return Eviction(positions, evicted, new), slots_after(valid, positions, evicted, new, c.compressed)
+        return Eviction(positions, evicted, new, []), slots_after(valid, positions, evicted, new, c.compressed)

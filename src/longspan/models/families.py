@@ -5,6 +5,7 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
@@ -51,7 +52,7 @@ def known_families() -> dict[str, str]:
 def family(name: str) -> type[LanguageModel]:
     known = known_families()
     if name not in known:
-        raise UnknownNameError("family", name, known)
+        raise UnknownNameError("family", name, known, otherwise="or install the package that registers it")
     module, _, attribute = known[name].partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
@@ -62,10 +63,30 @@ def family(name: str) -> type[LanguageModel]:
     return found
 
 
+@dataclass(frozen=True)
+class Summary:
+    """A family in one line: what it is, and whether it has a memory across segments."""
+
+    description: str
+    memory: str
+
+
+def summary(name: str) -> Summary:
+    """The first line of the family's module, and its memory: always, never, or `reading.memory` and its default."""
+    cls = family(name)
+    lines = (sys.modules[cls.__module__].__doc__ or "").splitlines()
+    model = outline(name, cls.Config())
+    memory = "memory" if model.has_memory() else "no memory"
+    if "memory" in model.settings:
+        memory = f"memory, default {model.reading.memory}"
+    return Summary(lines[0] if lines else "", memory)
+
+
 def name_of(model: LanguageModel) -> str:
     """The name that a model's class is registered under. Only families whose module is loaded are compared, so that no
     other one is imported."""
-    cls = type(model)
+    # FSDP makes a subclass of the class of a model.
+    cls = next(each for each in type(model).__mro__ if not each.__name__.startswith("FSDP"))
     for name, value in known_families().items():
         module, _, attribute = value.partition(":")
         if getattr(sys.modules.get(module), attribute, None) is cls:
@@ -103,5 +124,4 @@ def outline(name: str, made: Any, reading: Reading | None = None) -> LanguageMod
 
 def state_bytes(model: LanguageModel, reading: Reading | None = None) -> int:
     """Size of a full state of one row for decoding. The state of an `outline` is not allocated."""
-    state = model.initial_state(1, reading, filled=True, trainable=False)
-    return sum(tensor.numel() * tensor.element_size() for tensor in state.tensors().values())
+    return model.initial_state(1, reading, filled=True, trainable=False).nbytes_per_row()

@@ -23,7 +23,7 @@ from longspan.kernels.block_attention import Columns, Distances, Part, Pattern, 
 from longspan.nn.attention import HeadNorm, split_heads
 from longspan.nn.memory_transformer import MemoryTransformer
 from longspan.nn.patterns import PatternLayer, farthest, head_type
-from longspan.nn.positions import PositionKeys, sinusoid
+from longspan.nn.positions import PositionKeys, sinusoid, weights_are_fixed
 from longspan.nn.transformer import TransformerConfig, initialise, require
 from longspan.reading import Reading
 from longspan.shapes import Float, Tensor
@@ -190,11 +190,11 @@ class Longformer(MemoryTransformer):
         return sum(self.limits(reading)) if reading.memory else farthest(self.layers, reading.segment)
 
     def positions(self, state: State, mask: SegmentMask) -> tuple[Sequence[Any], tuple[Tensor, ...]]:  # noqa: ARG002
-        keys = state.shared
-        if not keys:
+        keys, fixed = state.shared, weights_are_fixed(state)
+        if not keys or not fixed:
             like, width = self.embedding.tables[0], self.config.width
             distances = [torch.cat(layer.window_distances(like.device)) for layer in self.layers]
             R = [self.input_dropout(sinusoid(each, width).to(like.dtype)) for each in distances]
             keys = tuple(layer.distances(own) for layer, own in zip(self.layers, R, strict=True))
         position = [layer.position(r, self.u, self.w) for layer, r in zip(self.layers, keys, strict=True)]
-        return position, () if state.caches[0].trainable else keys
+        return position, keys if fixed else ()

@@ -22,7 +22,7 @@ from torch import nn
 
 from longspan.cache import SegmentMask
 from longspan.contract import State
-from longspan.nn.attention import without_biases
+from longspan.nn.attention import RelativePosition, without_biases
 from longspan.nn.memory_transformer import MemoryConfig, MemoryTransformer
 from longspan.nn.positions import PositionKeys, ShawDistances, distance_sinusoid, reusable_tables
 from longspan.nn.transformer import ConvolutionLayer, initialise, resolve_max_distance
@@ -60,10 +60,19 @@ class LongspanXLLayer(ConvolutionLayer):
         if not config.shared_biases:
             self.u, self.w = (nn.Parameter(torch.empty(heads, size)) for _ in range(2))
 
+    def attend(
+        self, inputs: Float[Tensor, "B T E"], keys: Tensor, values: Tensor, mask: SegmentMask, position: Any
+    ) -> Float[Tensor, "B T E"]:
+        return super().attend(inputs, keys, values, mask, self.with_biases(position))
+
+    def with_biases(self, position: Any) -> RelativePosition:
+        """(r, u, w), with the layer's own u and w if it has them."""
+        return (position[0], self.u, self.w) if len(position) == 1 else position
+
 
 class LongspanXL(MemoryTransformer):
     Config: ClassVar[type] = LongspanXLConfig
-    settings = MemoryTransformer.settings | {"clamp", "pointer"}
+    settings = MemoryTransformer.settings | {"clamp", "discount", "pointer"}
 
     def __init__(self, config: LongspanXLConfig) -> None:
         super().__init__(config)
@@ -77,7 +86,7 @@ class LongspanXL(MemoryTransformer):
         initialise(self)
 
     def positions(self, state: State, mask: SegmentMask) -> tuple[Sequence[Any], tuple[Tensor, ...]]:
-        """(r, u, w) of every layer."""
+        """(r, u, w) of every layer; r alone if layers have their own biases."""
         count = mask.distances(state.reading.clamp)
         if self.config.position == "shaw":
             return [without_biases(layer.distances(count)) for layer in self.layers], ()
@@ -86,5 +95,4 @@ class LongspanXL(MemoryTransformer):
             return self.input_dropout(distance_sinusoid(count, self.config.width, self.embedding.tables[0]))
 
         keys, shared = reusable_tables([n.distances for n in self.layers], [count] * len(self.layers), state, R)
-        biases = [self] * len(self.layers) if self.config.shared_biases else self.layers
-        return [(r, own.u, own.w) for r, own in zip(keys, biases, strict=True)], shared
+        return [(r, self.u, self.w) if self.config.shared_biases else (r,) for r in keys], shared

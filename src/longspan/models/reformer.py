@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from longspan.contract import State
+from longspan.hints import Hints
 from longspan.kernels.lsh_attention import hash_buckets, lsh_attention
 from longspan.kernels.untraced import untraced
 from longspan.nn.attention import merge_heads, split_heads
@@ -126,6 +127,10 @@ class Reformer(WindowModel):
         fixed = [config.rotations(torch.Generator().manual_seed(n)) for n in range(config.layers)]
         self.register_buffer("rotations", torch.stack(fixed))
 
+    @property
+    def hints(self) -> Hints:  # type: ignore[override]
+        return Hints(shard_layers=False)  # the backward pass computes the halves of layers again
+
     def hidden_states(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
     ) -> tuple[tuple[Tensor, ...], State]:
@@ -147,7 +152,7 @@ class Reformer(WindowModel):
         *,
         last: int | None = None,
     ) -> tuple[Float[Tensor, "B S"], State]:
-        check_segment(tokens, last, targets=targets, starts=starts)
+        check_segment(tokens, last, targets=targets, starts=starts, vocabulary=self.config.vocabulary)
         # torch.compile cannot trace recomputation with restored random states.
         h, state = untraced(self._run_layers)(tokens, state, starts)
         h = self.dropout(self.final_norm(h))[:, -targets.shape[1] :]

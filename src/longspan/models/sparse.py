@@ -33,7 +33,7 @@ class SparseConfig(TransformerConfig):
         super().__post_init__()
         require(
             self.stride >= 1,
-            f"model.stride={self.stride} must be at least 1; the square root of the segment costs least",
+            f"model.stride={self.stride} must be at least 1; sqrt(segment) is cheapest",
         )
         require(
             1 <= self.summary <= self.stride,

@@ -22,6 +22,7 @@ from longspan.nn.model_config import require
 from longspan.nn.ponder import Ponder
 from longspan.nn.positions import position_in_document, position_sinusoid
 from longspan.nn.transformer import TransformerConfig, TransformerLayer, initialise
+from longspan.nn.whole_batch import division, sum_over_batch
 from longspan.nn.window_transformer import WindowModel
 from longspan.shapes import Bool, Float, Int, Tensor
 
@@ -123,7 +124,7 @@ class Universal(WindowModel):
     def _all_halted(self, ponder: Ponder) -> bool:
         """Whether the remaining steps can be skipped. Training on a GPU does not check, to avoid a sync."""
         checks = not (self.training and ponder.running.is_cuda) and not torch.compiler.is_compiling()
-        return checks and not bool(ponder.running.any())
+        return checks and not bool(sum_over_batch(ponder.running.sum(), division()))
 
     def _count_steps(self, ponder: Ponder) -> None:
         new = [ponder.steps.detach().sum(), torch.full_like(ponder.steps[0, 0], ponder.steps.numel())]

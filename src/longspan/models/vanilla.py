@@ -104,13 +104,7 @@ class Vanilla(WindowModel):
         if self.config.position == "sinusoid":
             position = position_in_document(mask.first_key, mask.tokens, tokens.device)
             x = x + position_sinusoid(position, self.config.width).to(x.dtype)
-        x = self.dropout(x)
-        hidden = [x]
-        for layer in self.layers:
-            x, _ = layer(x, None, mask)
-            hidden.append(x)
-        hidden[-1] = self.dropout(self.final_norm(x))
-        return tuple(hidden), state
+        return self.run_layers(self.dropout(x), mask), state
 
     def training_loss(
         self,

@@ -79,7 +79,7 @@ class Attention(nn.Module):
             output = causal_attention(query, key, value, **visible, dropout=dropout)
         else:
             r, u, w = (t.to(query.dtype) for t in position)
-            output = relative_attention(query, key, value, r, u, w, **visible, dropout=dropout)
+            output = relative_attention(query, key, value, r, u, w, **visible, dropout=dropout, discount=mask.discount)
         return self.project(output)
 
     def project(self, heads: Float[Tensor, "B H L D"]) -> Float[Tensor, "B L E"]:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from longspan.nn.attention import Attention, split_heads
 from longspan.nn.transformer import Residual
+from longspan.nn.whole_batch import mean_of_marked
 from longspan.shapes import Bool, Float, Int, Tensor
 
 
@@ -31,24 +32,29 @@ class Compression(nn.Module, ABC):
         """Slots of the first `count` positions; `usage` is the attention that each got, for functions that select."""
 
 
-class MeanPooling(Compression):
+class Pooling(Compression):
+    """Slots are the mean or the maximum of complete blocks."""
+
     def forward(
         self,
         memory: Float[Tensor, "B N D"],
         count: int,
         usage: Float[Tensor, "B O"] | None = None,  # noqa: ARG002
     ) -> Float[Tensor, "B S D"]:
-        return memory[:, :count].unflatten(1, (-1, self.rate)).mean(dim=2)
+        return self.pool(memory[:, :count].unflatten(1, (-1, self.rate)))
+
+    @abstractmethod
+    def pool(self, blocks: Float[Tensor, "B S R D"]) -> Float[Tensor, "B S D"]: ...
 
 
-class MaxPooling(Compression):
-    def forward(
-        self,
-        memory: Float[Tensor, "B N D"],
-        count: int,
-        usage: Float[Tensor, "B O"] | None = None,  # noqa: ARG002
-    ) -> Float[Tensor, "B S D"]:
-        return memory[:, :count].unflatten(1, (-1, self.rate)).amax(dim=2)
+class MeanPooling(Pooling):
+    def pool(self, blocks: Float[Tensor, "B S R D"]) -> Float[Tensor, "B S D"]:
+        return blocks.mean(dim=2)
+
+
+class MaxPooling(Pooling):
+    def pool(self, blocks: Float[Tensor, "B S R D"]) -> Float[Tensor, "B S D"]:
+        return blocks.amax(dim=2)
 
 
 class Convolution(Compression):
@@ -136,7 +142,7 @@ def reconstruction_loss(
     has_slots = valid > 0
     last = torch.where(has_slots, valid, slots.shape[1])  # a softmax without keys would be NaN
     errors = (attend(old.detach(), last * rate) - attend(slots, last)).square().mean(dim=(1, 2, 3))
-    return torch.where(has_slots, errors, 0.0).sum() / has_slots.sum().clamp(min=1)
+    return mean_of_marked(torch.where(has_slots, errors, 0.0).sum(), has_slots)
 
 
 def _last(count: Int[Tensor, "B"], size: int) -> Bool[Tensor, "B S"]:

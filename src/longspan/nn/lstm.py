@@ -66,7 +66,8 @@ class LSTMLayer(RecurrentLayer):
                 h, c = h.masked_fill(new[:, None], 0.0), c.masked_fill(new[:, None], 0.0)
                 output, h, c = kernel(x[:, begin:end], h, c, weights)
                 outputs.append(output)
-            output = torch.cat(outputs, dim=1)
+            # In the memory layout of the kernel, because the order of dropout's draws follows it.
+            output = torch.cat([piece.transpose(0, 1) for piece in outputs]).transpose(0, 1)
         dtype = self.input.weight.dtype  # a cache keeps its dtype under autocast
         return output, LSTMCache(h.to(dtype), c.to(dtype))
 

@@ -174,7 +174,7 @@ class MemoryTransformer(LanguageModel):
             if (count := cache.inputs.shape[1]) not in (0, self.taps):
                 raise StateError(
                     f"this state has the last {count} inputs of a convolution, and model.convolution={self.taps}; "
-                    "use a state of a model with as many taps"
+                    "use a state from a model with convolution={self.taps}"
                 )
 
     def embed(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T E"]:
@@ -199,7 +199,7 @@ class MemoryTransformer(LanguageModel):
     def forward(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
     ) -> tuple[Float[Tensor, "B T V"], State]:
-        check_segment(tokens, starts=starts)
+        check_segment(tokens, starts=starts, vocabulary=self.config.vocabulary)
         hidden, context, state = self.run_layers(tokens, state, starts)
         logits = self.head.logits(self.output_dropout(hidden[-1]), state.reading.temperature)
         if context is not None:
@@ -215,7 +215,7 @@ class MemoryTransformer(LanguageModel):
         *,
         last: int | None = None,
     ) -> tuple[Float[Tensor, "B S"], State]:
-        check_segment(tokens, last, targets=targets, starts=starts)
+        check_segment(tokens, last, targets=targets, starts=starts, vocabulary=self.config.vocabulary)
         losses, _, _, state = self._losses_and_outputs(tokens, targets, state, starts)
         return losses, state
 

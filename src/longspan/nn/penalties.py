@@ -3,6 +3,7 @@
 from torch import nn
 
 from longspan.nn.precision import wide
+from longspan.nn.whole_batch import mean_of_marked
 from longspan.shapes import Bool, Float, Tensor
 
 
@@ -41,4 +42,4 @@ def mean_square_change(h: Float[Tensor, "B T D"], starts: Bool[Tensor, "B T"] | 
     if starts is None:
         return changes.sum() / max(changes.numel(), 1)
     within = ~starts[:, 1:]
-    return (changes * within).sum() / within.sum().clamp(min=1)
+    return mean_of_marked((changes * within).sum(), within)

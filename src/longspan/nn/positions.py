@@ -56,11 +56,11 @@ def reusable_tables(
 ) -> tuple[list[Float[Tensor, "H _ D"]], tuple[Float[Tensor, "H _ D"], ...]]:
     """r of every layer for its number of distances, and the tables that the state keeps for the next segment.
 
-    With fixed weights (a key-value cache) a table is computed once per stream and grows by powers of two. Distances
-    descend to 0, so a shorter table is the end of a longer one.
+    With fixed weights a table is computed once per stream and grows by powers of two. Distances descend to 0, so a
+    shorter table is the end of a longer one.
     """
-    kept, sizes = state.shared, list(counts)
-    if state.caches[0].trainable:
+    kept, sizes, fixed = state.shared, list(counts), weights_are_fixed(state)
+    if not fixed:
         kept = ()
     elif not kept or any(r.shape[1] < count for r, count in zip(kept, counts, strict=True)):
         kept, sizes = (), [1 << (count - 1).bit_length() for count in counts]
@@ -68,7 +68,12 @@ def reusable_tables(
         R = {size: sinusoids(size) for size in dict.fromkeys(sizes)}
         kept = tuple(project(R[size]) for project, size in zip(projections, sizes, strict=True))
     keys = [r[:, -count:] for r, count in zip(kept, counts, strict=True)]
-    return keys, () if state.caches[0].trainable else kept
+    return keys, kept if fixed else ()
+
+
+def weights_are_fixed(state: State) -> bool:
+    """Whether what follows from the weights alone may be kept in the state: it must not carry a gradient."""
+    return not state.caches[0].trainable and not torch.is_grad_enabled()
 
 
 class ShawDistances(nn.Module):

@@ -103,9 +103,10 @@ class RecurrentModel(LanguageModel):
         trainable: bool | None = None,  # noqa: ARG002 (there is one form)
         filled: bool = False,  # noqa: ARG002 (and one size)
     ) -> State:
-        like = self.embedding.tables[0]
+        reading, like = reading or self.reading, self.embedding.tables[0]
+        self.check_reading(reading)
         caches = tuple(layer.initial(batch, like) for layer in self.layers)
-        return State(caches, torch.zeros(batch, dtype=torch.int64, device=like.device), reading or self.reading)
+        return State(caches, torch.zeros(batch, dtype=torch.int64, device=like.device), reading)
 
     def hidden_states(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None

@@ -9,6 +9,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
+from longspan.nn.whole_batch import divided, division
 from longspan.shapes import Float, Tensor
 
 Streams = tuple[Float[Tensor, "B T D"], Float[Tensor, "B T D"]]
@@ -60,7 +61,7 @@ class _Recomputed(torch.autograd.Function):
     def forward(  # type: ignore[override]
         ctx: Any, layers: Sequence[ReversibleLayer], contexts: Sequence[Any], x1: Tensor, x2: Tensor, *weights: Tensor
     ) -> Streams:
-        ctx.layers, ctx.contexts, ctx.randoms = layers, contexts, []
+        ctx.layers, ctx.contexts, ctx.randoms, ctx.division = layers, contexts, [], division()
         kind = x1.device.type
         ctx.precision = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
         plans = []
@@ -84,12 +85,12 @@ class _Recomputed(torch.autograd.Function):
             *(reversed(x) for x in (ctx.layers, ctx.contexts, plans, ctx.randoms)), strict=True
         ):
             g = _HalfLayer(layer.g, weights, ctx.precision)
-            with _with_random_state(before_g, y1.device):
+            with _with_random_state(before_g, y1.device), divided(ctx.division):
                 parts = [g(y, d) for y, d in zip(layer.split(y1), layer.split(d2), strict=True)]
             change, d = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
             x2, d1 = y2 - change, d1 + d
             f = _HalfLayer(layer.f, weights, ctx.precision)
-            with _with_random_state(before_f, y1.device):
+            with _with_random_state(before_f, y1.device), divided(ctx.division):
                 change, d = f(x2, d1, context, plan)
             y1, y2, d2 = y1 - change, x2, d2 + d
             gradients = [*f.gradients, *g.gradients, *gradients]

@@ -8,6 +8,7 @@ from torch import nn
 from longspan.cache import SegmentMask
 from longspan.kernels.span_attention import span_attention
 from longspan.nn.attention import Attention, RelativePosition
+from longspan.nn.whole_batch import division, sum_over_batch
 from longspan.shapes import Float, Tensor
 
 
@@ -37,17 +38,19 @@ class AdaptiveSpan(nn.Module):
 
 
 class _Clamp(torch.autograd.Function):
-    """clamp(x, 0, 1) whose gradient is zero only where it would push x further outside."""
+    """clamp(x, 0, 1) whose gradient is zero only where that of the whole batch would push x further outside."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
+        ctx.division = division()
         return x.clamp(0, 1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         (x,), (gradient,) = ctx.saved_tensors, gradients
-        outwards = ((x <= 0) & (gradient > 0)) | ((x >= 1) & (gradient < 0))
+        total = sum_over_batch(gradient, ctx.division)
+        outwards = ((x <= 0) & (total > 0)) | ((x >= 1) & (total < 0))
         return gradient.masked_fill(outwards, 0.0)
 
 

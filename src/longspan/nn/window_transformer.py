@@ -15,6 +15,10 @@ from longspan.shapes import Bool, Float, Int, Tensor
 class WindowModel(LanguageModel):
     """A family whose state is empty. It is scored and decoded over a sliding window of tokens."""
 
+    layers: Any
+    final_norm: Any
+    dropout: Any
+
     def has_memory(self, reading: Reading | None = None) -> bool:  # noqa: ARG002
         return False
 
@@ -44,15 +48,21 @@ class WindowModel(LanguageModel):
         first = None if starts is None else first_keys(torch.zeros_like(state.length), 0, T, starts)
         return state, SegmentMask(0, T, 0, None, first, starts)
 
+    def run_layers(self, x: Float[Tensor, "B T E"], mask: SegmentMask) -> tuple[Float[Tensor, "B T E"], ...]:
+        """The embedded input and every layer's output, the last one after the final norm and dropout."""
+        hidden = [x]
+        for layer in self.layers:
+            x, _ = layer(x, None, mask)
+            hidden.append(x)
+        hidden[-1] = self.dropout(self.final_norm(x))
+        return tuple(hidden)
+
 
 class WindowTransformer(WindowModel):
     """Learned positions added to the embedding, then layers that attend to the segment only."""
 
     embedding: Any
     places: Any
-    layers: Any
-    final_norm: Any
-    dropout: Any
 
     def check_reading(self, reading: Reading) -> None:
         super().check_reading(reading)
@@ -63,9 +73,4 @@ class WindowTransformer(WindowModel):
     ) -> tuple[tuple[Float[Tensor, "B T E"], ...], State]:
         state, mask = self.begin(tokens, state, starts)
         x = self.dropout(self.embedding(tokens) + self.places(tokens.shape[1], mask.first_key))
-        hidden = [x]
-        for layer in self.layers:
-            x, _ = layer(x, None, mask)
-            hidden.append(x)
-        hidden[-1] = self.dropout(self.final_norm(x))
-        return tuple(hidden), state
+        return self.run_layers(x, mask), state

@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -55,12 +56,16 @@ def relative_attention(
     window: int | None = None,
     first_key: Int[Tensor, "B L"] | None = None,
     dropout: float = 0.0,
+    discount: float = 0.0,
 ) -> Float[Tensor, "B H L D"]:
     """The function of `reference.relative_attention`, in the fastest implementation for this device."""
     if observers:
-        notify(AttentionCall(query, key, distance, u, w, window, first_key))
+        notify(AttentionCall(query, key, distance, u, w, window, first_key, discount))
     form = _forced[-1] if _forced else _fastest(query)
-    return FORMS[form](query, key, value, distance, u, w, window=window, first_key=first_key, dropout=dropout)
+    if discount and torch.is_grad_enabled() and form == "fused":
+        form = "skewed"  # the fused backward pass has no discount
+    options: Any = {"window": window, "first_key": first_key, "dropout": dropout, "discount": discount}
+    return FORMS[form](query, key, value, distance, u, w, **options)
 
 
 def _fastest(query: Float[Tensor, "B H L D"]) -> str:

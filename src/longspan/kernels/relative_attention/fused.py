@@ -16,6 +16,7 @@ import torch
 from longspan.shapes import Float, Int, Tensor
 
 LOG2E = 1.4426950408889634
+GATHER, BLOCK, WARP, HALF = range(4)  # fused_slide.py
 
 
 def relative_attention(
@@ -29,9 +30,11 @@ def relative_attention(
     window: int | None = None,
     first_key: Int[Tensor, "B L"] | None = None,
     dropout: float = 0.0,
+    discount: float = 0.0,
     seed: int | Tensor | None = None,
 ) -> Float[Tensor, "B H L D"]:
-    """The function of reference.py. `first_key` must not decrease along a row; `seed` fixes the dropout."""
+    """The function of reference.py. `first_key` must not decrease along a row; `seed` fixes the dropout. There is no
+    backward pass with a discount."""
     if dropout > 0.0:
         if seed is None:
             seed = torch.randint(2**31, (1,), device=query.device)
@@ -39,30 +42,37 @@ def relative_attention(
             seed = torch.full((1,), seed, dtype=torch.int64, device=query.device)
     else:
         seed = None
-    return _forward(query, key, value, distance, u, w, first_key, seed, window or 0, dropout)[0]
+    return _forward(query, key, value, distance, u, w, first_key, seed, window or 0, dropout, discount)[0]
 
 
 @dataclass(frozen=True)
 class Launch:
-    """The launch options of a kernel: tile size, warps, pipeline stages, method of the shift."""
+    """The launch options of a kernel: tile size, warps, pipeline stages, method of the shift, registers per thread."""
 
     T: int
     num_warps: int
     num_stages: int
     slide: int
+    registers: int | None = None
 
 
-def launch(kernel: str, query: Tensor) -> Launch:
-    """The launch options of `kernel` ("forward", "query" or "key") for tensors like `query`."""
+def launch(kernel: str, query: Tensor, keys: int, *, plain: bool = True) -> Launch:
+    """The launch options of `kernel` ("forward", "query" or "key") for queries like these and so many keys. `plain` is
+    without documents and dropout."""
     if query.device.type != "cuda":
-        return Launch(16, 4, 1, 0)
+        return Launch(16, 4, 1, GATHER)
     if torch.version.hip is not None:
-        return Launch(32, 4, 1, 0)
+        return Launch(32, 4, 1, GATHER)
     if query.dtype == torch.float32:
-        return Launch(32, 4, 1, 1)
-    wide = query.shape[-1] > 64
-    stages = (2 if wide else 3) if kernel == "forward" else (1 if wide else 2)
-    return Launch(64, 4, stages, 2 if is_hopper(query.device) else 1)
+        return Launch(32, 4, 1, BLOCK)
+    hopper, wide = is_hopper(query.device), query.shape[-1] > 64
+    if kernel == "forward":
+        # Short loops gain from three programs per multiprocessor, long ones from a third stage.
+        if hopper and not wide and keys <= 4096:
+            return Launch(64, 4, 2, HALF, 168)
+        return Launch(64, 4, 2 if wide else 3, WARP if hopper else BLOCK)
+    registers = 168 if hopper and not wide and kernel == "query" and plain else None  # others would spill
+    return Launch(64, 4, 1 if wide else 2, HALF if hopper else BLOCK, registers)
 
 
 @functools.cache
@@ -83,6 +93,7 @@ def _forward(
     seed: Tensor | None,
     window: int,
     dropout: float,
+    discount: float,
 ) -> tuple[Tensor, Tensor]:
     from longspan.kernels.relative_attention.fused_forward import forward_kernel
 
@@ -91,12 +102,16 @@ def _forward(
     M, C = key.shape[2] - L, distance.shape[1]
     out = empty_heads(query, L)
     lse = query.new_empty(B, H, L, dtype=torch.float32)
-    how = launch("forward", query)
+    how = launch("forward", query, M + L)
+    strides = (*key.stride()[:3], *value.stride()[:3])
+    tma = how.slide == HALF and all(has_descriptor(tensor) for tensor in (key, value))
+    if tma:
+        key, value = descriptor(key, how.T), descriptor(value, how.T)
     forward_kernel[(-(-L // how.T), B * H)](
         query, key, value, distance, u.contiguous(), w.contiguous(), contiguous(first_key), seed, out, lse,
-        *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *distance.stride()[:2], *out.stride()[:3],
-        H, L, M, C, window, LOG2E * D**-0.5, dropout,
-        **shape_of(how, D, window, first_key, dropout, query.dtype),
+        *query.stride()[:3], *strides, *distance.stride()[:2], *out.stride()[:3],
+        H, L, M, C, window, LOG2E * D**-0.5, dropout, discount * D**0.5 / LOG2E,
+        **shape_of(how, D, window, first_key, dropout, query.dtype), TMA=tma, DISCOUNT=discount > 0.0,
     )  # fmt: skip
     return out, lse
 
@@ -138,7 +153,7 @@ def _backward(
 
     strides = (*key.stride()[:3], *value.stride()[:3], *distance.stride()[:2], *grad.stride()[:3])
     given = (with_u, with_w, key, value, distance, grad, lse, delta, first_key, seed)
-    how = launch("query", query)
+    how = launch("query", query, K, plain=first_key is None and dropout == 0.0)
     blocks = -(-L // how.T)
     grad_query = empty_heads(query, L)
     grad_distance = query.new_zeros(H, C, D, dtype=torch.float32)
@@ -148,7 +163,7 @@ def _backward(
         **shape_of(how, D, window, first_key, dropout, query.dtype),
     )  # fmt: skip
 
-    how = launch("key", query)
+    how = launch("key", query, K)
     grad_key, grad_value = empty_heads(key, K), empty_heads(value, K)
     blocks = -(-K // how.T)
     grad_u = query.new_empty(B, H, blocks, D, dtype=torch.float32)
@@ -176,11 +191,24 @@ def shape_of(
         "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
         "num_warps": how.num_warps,
         "num_stages": how.num_stages,
-    }
+    } | ({} if how.registers is None else {"maxnreg": how.registers})
 
 
 def padded(D: int) -> int:
     return max(16, 1 << (D - 1).bit_length())
+
+
+def has_descriptor(tensor: Tensor) -> bool:
+    """Whether the tensor memory accelerator can copy its tiles: 16-byte alignment of the address and the strides."""
+    aligned = all(stride > 0 and stride * tensor.element_size() % 16 == 0 for stride in tensor.stride()[:3])
+    return aligned and tensor.data_ptr() % 16 == 0 and tensor.shape[3] == padded(tensor.shape[3])
+
+
+def descriptor(tensor: Tensor, T: int) -> Any:
+    """For tiles of T rows of a [B, H, K, D] tensor. Rows outside are zero."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, 1, T, padded(tensor.shape[3])])
 
 
 def rows(tensor: Tensor) -> Tensor:
@@ -199,7 +227,7 @@ def empty_heads(tensor: Tensor, length: int) -> Tensor:
 
 
 @_forward.register_fake
-def _(query, key, value, distance, u, w, first_key, seed, window, dropout):  # type: ignore[no-untyped-def]
+def _(query, key, value, distance, u, w, first_key, seed, window, dropout, discount):  # type: ignore[no-untyped-def]
     B, H, L, _ = query.shape
     return empty_heads(query, L), query.new_empty(B, H, L, dtype=torch.float32)
 
@@ -219,13 +247,15 @@ def _(grad, out, lse, query, key, value, distance, u, w, first_key, seed, window
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.window, ctx.dropout = inputs
+    *tensors, ctx.window, ctx.dropout, discount = inputs
+    if discount:
+        raise NotImplementedError("the fused backward pass has no discount; use the skewed form")
     ctx.save_for_backward(*output, *tensors)
 
 
 def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     grads = _backward(grad, *ctx.saved_tensors, ctx.window, ctx.dropout)
-    return (*grads, None, None, None, None)
+    return (*grads, None, None, None, None, None)
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)

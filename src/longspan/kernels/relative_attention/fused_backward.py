@@ -181,15 +181,15 @@ def key_span(
 ):  # fmt: skip
     """Tiles near, near+1, ..., far of one block of keys; here rows are keys and columns are queries."""
     j = j0 + tl.arange(0, T)
-    r_newer = load_distances(distance, near * T - 1, stride_distance, C, D, BD, T)
     for n in tl.range(near, far + 1, disable_licm=True):
         i = j0 - M + n * T + tl.arange(0, T)
         inside = (i >= 0) & (i < L)
         qw = load_rows(with_w, i, D, L, D, BD)
+        r = load_distances(distance, n * T - 1, stride_distance, C, D, BD, T)
+        newer = tl.dot(r, tl.trans(qw), input_precision=PRECISION)
+        # Loaded again in the next tile: carried in registers, it would be unpacked and packed again.
         r = load_distances(distance, (n + 1) * T - 1, stride_distance, C, D, BD, T)
-        newer = tl.dot(r_newer, tl.trans(qw), input_precision=PRECISION)
         older = tl.dot(r, tl.trans(qw), input_precision=PRECISION)
-        r_newer = r
         qu = load_rows(with_u, i, D, L, D, BD)
         scores = tl.dot(k, tl.trans(qu), slide_tall(base, older, newer, T, SLIDE), input_precision=PRECISION)
         row_lse = tl.load(lse + i, mask=inside, other=float("inf"))

@@ -27,6 +27,18 @@ def load_rows(base, rows, stride, count, D: tl.constexpr, BD: tl.constexpr):
 
 
 @triton.jit
+def load_keys(
+    base, b, h, j0, stride, count, D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, TMA: tl.constexpr
+):  # fmt: skip
+    """T rows from j0 on, zero outside. `base` is a descriptor of [B, H, count, D] if TMA, else points to row 0."""
+    if TMA:
+        tile = base.load([b, h, j0, 0]).reshape(T, BD)
+    else:
+        tile = load_rows(base, j0 + tl.arange(0, T), stride, count, D, BD)
+    return tile
+
+
+@triton.jit
 def load_distances(base, first, stride, C, D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr):
     """T distances of the position table from `first` downwards; distances beyond the table use its last one."""
     rows = tl.minimum(tl.maximum(C - 1 - first + tl.arange(0, T), 0), C - 1)
@@ -91,9 +103,10 @@ def kept(seed, bh, i, j, K, dropout):
 @triton.jit
 def forward_span(
     acc, top, total, older, done, far, near, qu, qw, base, key, value, distance, first, seed,
-    stride_key, stride_value, stride_distance, bh, i0, M, L, C, window, scale, dropout,
+    stride_key, stride_value, stride_distance, bh, H, i0, M, L, C, window, scale, dropout, discount,
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr,
-    FIRST: tl.constexpr, DROPOUT: tl.constexpr, SLIDE: tl.constexpr, PRECISION: tl.constexpr,
+    FIRST: tl.constexpr, DROPOUT: tl.constexpr, SLIDE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
+    DISCOUNT: tl.constexpr,
 ):  # fmt: skip
     """Tiles far, far-1, ..., near of one block of queries, after `done` other tiles."""
     K = M + L
@@ -104,14 +117,19 @@ def forward_span(
         oldest = 0
     for step in tl.range(0, far - near + 1, disable_licm=True):
         n = far - step
-        j = M + i0 - n * T + tl.arange(0, T)
+        j0 = M + i0 - n * T
+        j = j0 + tl.arange(0, T)
         r = load_distances(distance, n * T - 1, stride_distance, C, D, BD, T)
         newer = tl.dot(qw, tl.trans(r), input_precision=PRECISION)
         at = keep_block(base, done + step, newer, T, SLIDE)
-        k = load_rows(key, j, stride_key, K, D, BD)
+        k = load_keys(key, bh // H, bh % H, j0, stride_key, K, D, BD, T, TMA)
         scores = tl.dot(qu, tl.trans(k), slide(at, older, newer, T, SLIDE), input_precision=PRECISION)
         if SLIDE == GATHER:
             older = newer
+        if DISCOUNT:
+            longest = tl.maximum(C - 1, 1)
+            gap = tl.maximum(M + i[:, None] - j[None, :], longest)
+            scores -= discount * tl.log2(gap.to(tl.float32) / longest)
         if MASKED:
             seen = visible(i[:, None], j[None, :], M, window, oldest, WINDOW, FIRST)
             scores = tl.where(seen, scores, float("-inf"))
@@ -126,7 +144,7 @@ def forward_span(
         total = total * shrink + tl.sum(weights, 1)
         if DROPOUT:
             weights = tl.where(kept(seed, bh, i[:, None], j[None, :], K, dropout), weights / (1 - dropout), 0.0)
-        v = load_rows(value, j, stride_value, K, D, BD)
+        v = load_keys(value, bh // H, bh % H, j0, stride_value, K, D, BD, T, TMA)
         acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
         top = new_top
         carry_back(base, done + step, weights, T, SLIDE)
@@ -138,9 +156,10 @@ def forward_kernel(
     query, key, value, distance, u, w, first, seed_ptr, out, lse,
     stride_qb, stride_qh, stride_ql, stride_kb, stride_kh, stride_kl, stride_vb, stride_vh, stride_vl,
     stride_dh, stride_dc, stride_ob, stride_oh, stride_ol,
-    H, L, M, C, window, scale, dropout,
+    H, L, M, C, window, scale, dropout, discount,
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, WINDOW: tl.constexpr,
-    FIRST: tl.constexpr, DROPOUT: tl.constexpr, SLIDE: tl.constexpr, PRECISION: tl.constexpr,
+    FIRST: tl.constexpr, DROPOUT: tl.constexpr, SLIDE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
+    DISCOUNT: tl.constexpr,
 ):  # fmt: skip
     bh = tl.program_id(1)
     b = (bh // H).to(tl.int64)
@@ -152,8 +171,9 @@ def forward_kernel(
     q = load_rows(query + b * stride_qb + h * stride_qh, i, stride_ql, L, D, BD)
     qu = (q + tl.load(u + h * D + columns, mask=columns < D, other=0.0)[None, :]).to(q.dtype)
     qw = (q + tl.load(w + h * D + columns, mask=columns < D, other=0.0)[None, :]).to(q.dtype)
-    key += b * stride_kb + h * stride_kh
-    value += b * stride_vb + h * stride_vh
+    if not TMA:
+        key += b * stride_kb + h * stride_kh
+        value += b * stride_vb + h * stride_vh
     distance += h * stride_dh
     if FIRST:
         first += b * L
@@ -171,18 +191,18 @@ def forward_kernel(
     total = tl.zeros([T], tl.float32)
     acc, top, total, older = forward_span(
         acc, top, total, older, 0, farthest, complete + 1, qu, qw, base, key, value, distance, first, seed,
-        stride_kl, stride_vl, stride_dc, bh, i0, M, L, C, window, scale, dropout,
-        D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION,
+        stride_kl, stride_vl, stride_dc, bh, H, i0, M, L, C, window, scale, dropout, discount,
+        D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, TMA, DISCOUNT,
     )  # fmt: skip
     acc, top, total, older = forward_span(
         acc, top, total, older, farthest - complete, complete, 1, qu, qw, base, key, value, distance, first, seed,
-        stride_kl, stride_vl, stride_dc, bh, i0, M, L, C, window, scale, dropout,
-        D, BD, T, False, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION,
+        stride_kl, stride_vl, stride_dc, bh, H, i0, M, L, C, window, scale, dropout, discount,
+        D, BD, T, False, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, TMA, DISCOUNT,
     )  # fmt: skip
     acc, top, total, older = forward_span(
         acc, top, total, older, farthest, 0, 0, qu, qw, base, key, value, distance, first, seed,
-        stride_kl, stride_vl, stride_dc, bh, i0, M, L, C, window, scale, dropout,
-        D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION,
+        stride_kl, stride_vl, stride_dc, bh, H, i0, M, L, C, window, scale, dropout, discount,
+        D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, TMA, DISCOUNT,
     )  # fmt: skip
 
     out += b * stride_ob + h * stride_oh

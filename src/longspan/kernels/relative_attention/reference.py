@@ -16,15 +16,17 @@ def relative_attention(
     window: int | None = None,
     first_key: Int[Tensor, "B L"] | None = None,
     dropout: float = 0.0,
+    discount: float = 0.0,
 ) -> Float[Tensor, "B H L D"]:
     """softmax_j((q_i + u) . k_j + (q_i + w) . r_{i-j}) v_j, scores divided by sqrt(D).
 
     Query i is key K - L + i and sees no later key. `distance[:, c]` is r at distance C-1-c, so columns descend to
     distance 0. Distances beyond C-1 use the first column, which implements a clamp. With `window`, only distances
     0..window-1 are visible. `first_key[b, i]` is the oldest key visible to query i of row b (the first valid cached
-    position or the start of the document). A query always sees its own position.
+    position or the start of the document). A query always sees its own position. With `discount`, scores of distances
+    d beyond C-1 are lowered by discount * log(d / (C-1)).
     """
-    weights = attention_weights(query, key, distance, u, w, window=window, first_key=first_key)
+    weights = attention_weights(query, key, distance, u, w, window=window, first_key=first_key, discount=discount)
     return torch.nn.functional.dropout(weights, dropout) @ value
 
 
@@ -37,11 +39,14 @@ def attention_weights(
     *,
     window: int | None = None,
     first_key: Int[Tensor, "B L"] | None = None,
+    discount: float = 0.0,
 ) -> Float[Tensor, "B H L K"]:
     """The softmax over the visible keys of every query."""
     scores = relative_scores(query, key, distance, u, w) / query.shape[-1] ** 0.5
     L, K = scores.shape[-2:]
     gap = distances(L, K, scores.device)
+    if discount:
+        scores = scores - far_discount(gap, distance.shape[1] - 1, discount).to(scores.dtype)
     masked = gap < 0
     if window is not None:
         masked = masked | (gap >= window)
@@ -63,6 +68,12 @@ def relative_scores(
     column = C - 1 - distances(L, K, query.device).clamp(0, C - 1)
     position = ((query + w[:, None]) @ distance.transpose(-1, -2)).gather(-1, column.expand(*content.shape))
     return content + position
+
+
+def far_discount(gap: Int[Tensor, "*S"], longest: int, discount: float) -> Float[Tensor, "*S"]:
+    """What far keys lose: thousands of keys that all look `longest` away would draw attention from the near ones."""
+    longest = max(longest, 1)  # a single key is at distance 0
+    return discount * (gap.clamp(min=longest).double() / longest).log()
 
 
 def distances(L: int, K: int, device: torch.device) -> Int[Tensor, "L K"]:

@@ -7,10 +7,12 @@ columns of -inf in the buffer, which gives the causal mask at no cost; see docs/
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.nn import functional as F
 
+from longspan.kernels.relative_attention.reference import far_discount
 from longspan.shapes import Float, Int, Tensor
 
 LEAST_BLOCK = 64
@@ -30,6 +32,7 @@ def relative_attention(
     window: int | None = None,
     first_key: Int[Tensor, "B L"] | None = None,
     dropout: float = 0.0,
+    discount: float = 0.0,
     added: Float[Tensor, "H C"] | None = None,
 ) -> Float[Tensor, "B H L D"]:
     """The function of `reference.relative_attention`; `added` is one more term per head and distance.
@@ -38,21 +41,20 @@ def relative_attention(
     A long segment is computed in blocks without the later keys, which halves the scores.
     """
     B, H, L, D = query.shape
+    options: Any = {"dropout": dropout, "discount": discount, "added": added}
     block = max(window or L, LEAST_BLOCK)
     if window is not None and block < L and block + window <= key.shape[2]:
         query, key, value, first_key = _blocks(query, key, value, first_key, block, window)
-        output = relative_attention(
-            query, key, value, distance, u, w, window=window, first_key=first_key, dropout=dropout, added=added
-        )
+        output = relative_attention(query, key, value, distance, u, w, window=window, first_key=first_key, **options)
         return output.unflatten(0, (B, -1)).transpose(1, 2).flatten(2, 3)[:, :, :L]
     if L > BLOCK_QUERIES:
         parts = [
-            relative_attention(q, k, v, distance, u, w, window=window, first_key=first, dropout=dropout, added=added)
+            relative_attention(q, k, v, distance, u, w, window=window, first_key=first, **options)
             for q, k, v, first in _query_blocks(query, key, value, first_key, window)
         ]
         return torch.cat(parts, dim=2)
     scale = D**-0.5
-    position = position_scores((query + w[:, None]) * scale, distance, key.shape[2], window, added)
+    position = position_scores((query + w[:, None]) * scale, distance, key.shape[2], window, discount, added)
     if first_key is not None and (first_key.is_cuda or torch.compiler.is_compiling() or bool(first_key.max() > 0)):
         hidden = torch.arange(key.shape[2], device=key.device) < first_key[:, None, :, None]
         position = position.masked_fill(hidden, float("-inf"))
@@ -117,6 +119,7 @@ def position_scores(
     distance: Float[Tensor, "H C D"],
     keys: int,
     window: int | None = None,
+    discount: float = 0.0,
     added: Float[Tensor, "H C"] | None = None,
 ) -> Float[Tensor, "B H L K"]:
     """query_i . r_{i-j} at [i, j] for every key, -inf where the distance is hidden; a view with row stride S - 1."""
@@ -127,11 +130,15 @@ def position_scores(
     rows, columns = query.transpose(0, 1).flatten(1, 2), known.transpose(1, 2)
     more = None if added is None else added[:, None, added.shape[1] - known.shape[1] :]
     parts = (keys - seen, seen - known.shape[1], known.shape[1], L - 1)  # beyond, clamped, known, future
+    less: Tensor | float = 0.0
+    if discount and seen > distance.shape[1]:
+        far = torch.arange(seen - 1, distance.shape[1] - 1, -1, device=query.device)
+        less = far_discount(far, distance.shape[1] - 1, discount).to(query.dtype)
     trainable = any(t is not None and t.requires_grad for t in (query, distance, added))
     if torch.is_grad_enabled() and trainable:
         scores = rows @ columns if more is None else rows @ columns + more
         hidden = scores.new_full((), float("-inf"))
-        fill = (hidden, scores[..., :1], scores, hidden)
+        fill = (hidden, scores[..., :1] - less, scores, hidden)
         buffer = torch.cat([part.expand(H, B * L, n) for part, n in zip(fill, parts, strict=True)], dim=-1)
     else:
         buffer = query.new_empty(H, B * L, S)
@@ -140,7 +147,7 @@ def position_scores(
         if more is not None:
             scores.add_(more)
         beyond.fill_(float("-inf"))
-        clamped.copy_(scores[..., :1].expand_as(clamped))
+        clamped.copy_((scores[..., :1] - less).expand_as(clamped))
         future.fill_(float("-inf"))
     if L == 1:  # nothing to shift
         return buffer.view(H, B, L, keys).transpose(0, 1)

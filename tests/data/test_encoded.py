@@ -6,6 +6,8 @@ import re
 import shutil
 import sys
 import tarfile
+import tempfile
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import longspan.data.encoding as encoding
 from longspan.data import BatchStreams, Encoded, TokenizerSpec, open_corpus
-from longspan.data.cache import atomic_folder, cache_folder
-from longspan.data.encoding import encode_pieces
+from longspan.data.cache import atomic_folder, cache_folder, locked
+from longspan.data.documents import read_documents, tasks
+from longspan.data.encoding import encode_task, encoder, run_tasks
 from longspan.data.splits import SPLITS, ByCount, ByDocument, ByPercent, Document, Piece
 from longspan.errors import DataError, UnknownNameError
 from longspan.tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer, Unit, WordTokenizer
@@ -125,7 +127,7 @@ def test_a_text_is_encoded_once(tmp_path: Path, cache: Path, monkeypatch: pytest
     path = tmp_path / "text"
     path.write_text("a b\nc")
     first = open_corpus(path, tokenizer="words", cache=cache)
-    monkeypatch.setattr("longspan.data.encoded.encode_pieces", None)
+    monkeypatch.setattr("longspan.data.encoded.run_tasks", None)
     again = open_corpus(path, tokenizer="words", cache=cache)
     assert again.fingerprint == first.fingerprint
     assert again.tokenizer == first.tokenizer == WordTokenizer(("<eos>", "<unk>", "a", "b", "c"))
@@ -303,8 +305,9 @@ def test_without_a_home_the_error_names_the_variable_to_set(tmp_path: Path, monk
 TEXTS = st.lists(st.text(st.sampled_from("ab é€\n\r"), max_size=60), min_size=1, max_size=4)
 
 
-def encode_with_workers(pieces: list[Piece], tokenizer: Tokenizer) -> list[tuple[int, int]]:
-    return [(index, int(k)) for index, ids in encode_pieces(pieces, tokenizer, workers=2) for k in ids]
+def encode_with_workers(pieces: list[Piece], tokenizer: Tokenizer, size: int = 1000, workers: int = 2) -> list[int]:
+    found = run_tasks(encoder(tokenizer), tasks(pieces, tokenizer.unit, size), workers)
+    return [int(k) for _, result in found for k in result.ids]
 
 
 @given(TEXTS, st.integers(1, 9))
@@ -315,30 +318,42 @@ def test_chunks_are_the_text_and_divide_no_token(texts: list[str], size: int) ->
         CharacterTokenizer("ab é€\n\r"),
         WordTokenizer(("<eos>", "<unk>", "a", "b", "ab")),
     ]
-    path = Path("unused")
-    for tokenizer in tokenizers:
-        for text in texts:
-            data = text.encode()
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(encoding, "_TASK_BYTES", size)
-                blocks = [data[k : k + size] for k in range(0, len(data), size)]
-                patch.setattr(encoding, "read_blocks", lambda *_, blocks=blocks: iter(blocks))
-                chunks = list(encoding._chunks(Piece(path, 0, len(data)), tokenizer.unit))
-            assert b"".join(part for part, _ in chunks) == data
-            ids = [k for part, more in chunks for some in tokenizer.encode_stream([part], partial=more) for k in some]
-            assert ids == tokenizer.encode(data).tolist()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "text"
+        for tokenizer in tokenizers:
+            for text in texts:
+                data = text.encode()
+                path.write_bytes(data)
+                cut = list(tasks([Piece(path, 0, len(data))], tokenizer.unit, size))
+                assert b"".join(part for task in cut for chunk in task for part in read_documents(chunk)) == data
+                found = [encode_task(tokenizer, task) for task in cut]
+                assert [k for one in found for k in one.ids] == tokenizer.encode(data).tolist()
+                assert sum(one.words for one in found) == len(data.split())
+                assert sum(one.bytes for one in found) == len(data)
 
 
-def test_workers_give_the_ids_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "_TASK_BYTES", 1000)
+def test_chunks_begin_with_a_line(tmp_path: Path) -> None:
+    """A tokenizer that begins every line with a token adds it once."""
+    tokenizer = WordTokenizer(("<S>", "<UNK>", "a", "b"), boundary="<S>")
+    text = "a b\n\nb a a\r\na\n \nb"
+    (tmp_path / "text").write_bytes(text.encode())
+    expected = [0, 2, 3, 0, 0, 3, 2, 2, 0, 2, 0, 0, 3, 0]
+    assert tokenizer.encode(text).tolist() == expected
+    for size in range(1, 20):
+        pieces = [Piece(tmp_path / "text", 0, len(text))]
+        assert encode_with_workers(pieces, tokenizer, size, workers=1) == expected
+
+
+def test_workers_give_the_ids_of_one_process(tmp_path: Path) -> None:
     texts = [("ab é\r\n" * 700), "b", "a b\n" * 30, "é" * 2000]
     pieces = []
     for k, text in enumerate(texts):
         (tmp_path / str(k)).write_bytes(text.encode())
         pieces.append(Piece(tmp_path / str(k), 0, len(text.encode())))
     for tokenizer in (WordTokenizer(("<eos>", "<unk>", "a", "b")), CharacterTokenizer("ab é\r\n")):
-        serial = [(index, int(k)) for index, ids in encode_pieces(pieces, tokenizer, workers=1) for k in ids]
-        assert encode_with_workers(pieces, tokenizer) == serial
+        complete = [k for text in texts for k in tokenizer.encode(text).tolist()]
+        assert encode_with_workers(pieces, tokenizer) == complete
+        assert encode_with_workers(pieces, tokenizer, workers=1) == complete
     (tmp_path / "0").write_bytes(texts[0].encode()[:-2] + b"\xff\n")
     with pytest.raises(DataError, match=f"byte {pieces[0].size - 2} "):
         encode_with_workers(pieces, CharacterTokenizer("ab é\r\n"))
@@ -358,6 +373,34 @@ def test_workers_import_nothing_from_the_current_folder(tmp_path: Path, monkeypa
 
 def _open(path: Path, cache: Path, results: "multiprocessing.Queue[str]") -> None:
     results.put(open_corpus(path, tokenizer="characters", cache=cache).fingerprint)
+
+
+def test_a_lock_survives_its_file_being_removed(tmp_path: Path) -> None:
+    """The file is removed with every release. With six threads, that happens at every point of taking the lock."""
+    holders, most, finished = 0, 0, []
+
+    def hold() -> None:
+        nonlocal holders, most
+        for _ in range(200):
+            with locked(tmp_path / "lock"):
+                holders += 1
+                most = max(most, holders)
+                holders -= 1
+        finished.append(True)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=hold) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(finished) == 6
+    assert most == 1
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="forks")

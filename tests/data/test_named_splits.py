@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from longspan.data import open_corpus
+from longspan.data import describe_all, open_corpus
 from longspan.data.splits import ByDocument, named_split
 from longspan.errors import DataError, UnknownNameError
 from longspan.tokenizers import WordTokenizer
@@ -77,7 +77,13 @@ def test_other_files_are_train_if_none_is_named_train(root: Path, cache: Path) -
         "test": ("test.txt",),
         "unused": ("a.txt", "b/test.txt"),
     }
-    assert text.describe_files("train", "unused") == ["train: train.txt", "unused: a.txt, b/test.txt"]
+    assert text.describe() == "train: 100 tokens in train.txt"
+    assert describe_all(text, lambda split: open_corpus(root, split, cache=cache)) == [
+        "train: 100 tokens in train.txt",
+        "valid: 100 tokens in valid.txt",
+        "test: 90 tokens in test.txt",
+        "unused: a.txt, b/test.txt",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +119,7 @@ def test_without_names_documents_are_divided(root: Path, cache: Path) -> None:
     text = open_corpus(root, "valid", cache=cache)
     assert (text.ids[:2].tobytes(), text.splits["valid"], text.splits["unused"]) == (b"b\n", ("train/b",), ("README",))
     single = open_corpus(write_files(root.parent / "one", "test.txt") / "test.txt", "train", cache=cache)
-    assert (len(single), single.splits) == (81, {})  # 90% of 90 bytes
+    assert (len(single), single.splits["train"]) == (81, ("test.txt (bytes 0 to 81)",))  # 90% of 90 bytes
 
 
 def test_a_missing_test_or_train_split_is_an_error(root: Path, cache: Path) -> None:
@@ -205,15 +211,15 @@ def test_corpora_with_other_held_out_files_are_cached_separately(
     write_files(root, "a.txt", "b.txt", "c.txt")
     choices = [{}, {"valid": root / "b.txt"}, {"test": root / "b.txt"}]
     first = [open_corpus(root, "train", cache=cache, held_out=choice).fingerprint for choice in choices]
-    monkeypatch.setattr("longspan.data.encoded.encode_pieces", None)
+    monkeypatch.setattr("longspan.data.encoded.run_tasks", None)
     assert [open_corpus(root, "train", cache=cache, held_out=choice).fingerprint for choice in choices] == first
 
 
 def test_long_file_lists_are_shortened(root: Path, cache: Path) -> None:
     write_files(root, *(f"{k}.txt" for k in range(8)), "e\x1b[31m", "test.txt")
-    (line,) = open_corpus(root, "train", cache=cache).describe_files("train")
-    assert line == "train: 0.txt, 1.txt, 2.txt, 3.txt, 4.txt and 4 more"
+    line = open_corpus(root, "train", cache=cache).describe()
+    assert line == "train: 523 tokens in 0.txt, 1.txt, 2.txt, 3.txt, 4.txt and 4 more"
     shutil.copy(root / "e\x1b[31m", root / "valid\x1b")
     (root / "valid\x1b").rename(root / "valid.\x1b")
-    (line,) = open_corpus(root, "train", cache=cache).describe_files("valid")
-    assert line == r"valid: 'valid.\x1b'"
+    line = open_corpus(root, "valid", cache=cache).describe()
+    assert line == r"valid: 70 tokens in 'valid.\x1b'"

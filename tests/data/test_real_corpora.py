@@ -1,6 +1,7 @@
 """The authors' tokenization: tiny texts by hand, and the real corpora if ../shared/data exists."""
 
 import dataclasses
+import itertools
 import re
 from collections import Counter
 from pathlib import Path
@@ -62,7 +63,7 @@ def test_text8_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(theirs.tokenizer.to_dict()["symbols"]) == [c for c, _ in counts.most_common()]
 
 
-@pytest.mark.parametrize("name", ["ptb", "wikitext-103"])
+@pytest.mark.parametrize("name", ["ptb", "wikitext-2", "wikitext-103"])
 def test_words_by_hand(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = {"train": " The cat <unk> the \n\n = a = \n", "valid": " a cat \n", "test": " the The \n"}
     corpus = CORPORA[name]
@@ -71,12 +72,85 @@ def test_words_by_hand(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     install(tmp_path, corpus, files, monkeypatch)
     lower = name == "ptb"
     tokens = {s: (p.lower() if lower else p).replace("\n", " <eos> ").split() for s, p in parts.items()}
-    counted = [word for s in (parts if lower else ["train"]) for word in tokens[s] if word != "<eos>"]
+    counted = [word for s in (["train"] if name == "wikitext-103" else parts) for word in tokens[s] if word != "<eos>"]
     order = ["<eos>", *(word for word, _ in Counter(counted).most_common())]
     for split in parts:
         opened = open_corpus(name, split, cache=tmp_path)
         assert [order[k] for k in opened.ids] == tokens[split]
         assert opened.tokenizer.size == len(order)
+
+
+def authors_stream(sentences: list[list[str]], length: int) -> list[tuple[str, str]]:
+    """Inputs and targets of data_utils.py (LMShuffledIterator with one row): what remains of a sentence is continued in
+    the next segment, and a sentence of which one token remains is dropped."""
+    pairs: list[tuple[str, str]] = []
+    waiting, stream = iter([["<S>", *words, "<S>"] for words in sentences]), []
+    while True:
+        filled: list[tuple[str, str]] = []
+        while len(filled) < length:
+            if len(stream) <= 1:
+                try:
+                    stream = next(waiting)
+                except StopIteration:
+                    return pairs + filled  # the authors drop an incomplete segment
+            new = min(len(stream) - 1, length - len(filled))
+            filled += itertools.islice(itertools.pairwise(stream), new)
+            stream = stream[new:]
+        pairs += filled
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["counted", "vocabulary-file"])
+def test_one_billion_word_by_hand(listed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = "the cat sat on the mat\nthe dog sat\nthe cat , the dog , the sat ,\n"
+    held_out = "the cat barked\na dog , sat\n\nthe mat\n"
+    files = {"news.en-00001-of-00100": train, "news.en.heldout-00000-of-00050": held_out}
+    if listed:
+        files["1b_word_vocab.txt"] = "<S> 3\n<UNK> 1\nsat 3\nthe 7\n"
+    folder = CORPORA["lm1b"].folder(tmp_path)
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    order = ["<S>", "<UNK>", "sat", "the"] if listed else ["<S>", "<UNK>", "the", "sat", ","]
+    for split, text in (("train", train), ("valid", held_out), ("test", held_out)):
+        opened = open_corpus("lm1b", split, cache=tmp_path)
+        words = [[word if word in order else "<UNK>" for word in line.split()] for line in text.splitlines()]
+        ours = [order[k] for k in opened.ids]
+        assert list(itertools.pairwise(ours)) == authors_stream(words, 4)
+        assert opened.tokenizer.size == len(order)
+        assert opened.starts.tolist() == [0]
+        sentences = opened.by_sentence()
+        assert [ours[k] for k in sentences.starts] == ["<S>"] * len(words)
+        assert (sentences.ids == opened.ids).all()
+        assert sentences.fingerprint != opened.fingerprint
+    assert len(open_corpus("lm1b", cache=tmp_path).starts) == 2
+
+
+@needs_real
+def test_wikitext_2(cache: Path) -> None:
+    get("wikitext-2", REAL / "wikitext-2.tar.xz", cache)
+    opened = [open_corpus("wikitext-2", split, cache=cache) for split in ("train", "valid", "test")]
+    assert [len(part) for part in opened] == [2_088_628, 217_646, 245_569]
+    assert opened[0].tokenizer.size == 33_278
+
+
+@needs_real
+def test_one_billion_word(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training text is not here: section 10 takes its place, and 11 that of section 0."""
+    sections = {"train": "news.en.heldout-00010-of-00050", "held_out": "news.en.heldout-00011-of-00050"}
+    rule = ByFile(sections["train"], sections["held_out"], sections["held_out"])
+    monkeypatch.setitem(CORPORA, "lm1b", dataclasses.replace(CORPORA["lm1b"], split=rule))
+    folder = get("lm1b", REAL / "1bw-heldout.tar.xz", cache)
+    lines = {name: (folder / file).read_text("utf-8").split("\n")[:-1] for name, file in sections.items()}
+    assert [len(found) for found in lines.values()] == [6111, 6105]
+    counts = Counter(word for line in lines["train"] for word in line.split())
+    order = ["<S>", "<UNK>", *(word for word, count in counts.most_common() if count >= 3)]
+    place = {word: k for k, word in enumerate(order)}
+    opened = open_corpus("lm1b", "test", cache=cache)
+    assert opened.tokenizer.size == len(order)
+    words = [line.split() for line in lines["held_out"]]
+    expected = [k for line in words for k in (0, *(place.get(word, 1) for word in line))] + [0]
+    assert opened.ids.tolist() == expected
+    assert len(opened.by_sentence().starts) == 6105
 
 
 @needs_real

@@ -1,14 +1,14 @@
-"""`longspan data list` and `longspan data get`."""
+"""`longspan data list`, `longspan data get` and `longspan data info`."""
 
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from longspan.cli.options import Json, print_json
+from longspan.cli.options import Encoding, Field, Json, data_path, print_json, print_rows
 from longspan.cli.progress import progress
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List and fetch known corpora.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, fetch and describe texts.")
 
 
 @app.command("list")
@@ -41,3 +41,57 @@ def get(
     with progress(name, in_bytes=True) as watch:
         folder = get(name, source, progress=watch)
     print(f"{name} is in {folder}")
+
+
+@app.command("info")
+def info(
+    *,
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="A file, a folder, - (standard input), or a known corpus.")
+    ],
+    tokenizer: Annotated[
+        str | None,
+        typer.Option("--tokenizer", metavar="NAME|PATH", help="A name or a path. Default: the corpus's own."),
+    ] = None,
+    valid: Annotated[
+        str | None, typer.Option("--valid", metavar="PATH", help="A file or folder to validate on.")
+    ] = None,
+    test: Annotated[str | None, typer.Option("--test", metavar="PATH", help="A file or folder to test on.")] = None,
+    field: Field = None,
+    encoding: Encoding = None,
+    json: Json = False,
+) -> None:
+    """Encode a text and print the files, tokens, documents, bytes and words of each split."""
+    from longspan.data import describe_all, open_corpus
+    from longspan.data.encoded import Encoded
+
+    given = {name: path for name, path in (("valid", valid), ("test", test)) if path is not None}
+    path = data_path(data)
+    found: dict[str, Encoded] = {}
+
+    def open_split(split: str) -> Encoded:
+        chosen = found["train"].tokenizer if found else tokenizer
+        with progress(split, quiet=json, in_bytes=True) as bar:
+            opened = open_corpus(path, split, chosen, held_out=given, field=field, encoding=encoding, progress=bar)
+        return found.setdefault(split, opened)
+
+    text = open_split("train")
+    lines = describe_all(text, open_split)
+    if json:
+        facts = {
+            name: {"tokens": len(one), "documents": len(one.starts), "bytes": one.bytes, "words": one.words}
+            | {"files": list(one.files)}
+            for name, one in found.items()
+        }
+        print_json({"name": text.name, "vocabulary": text.tokenizer.size, "splits": facts})
+        return
+    for line in lines:
+        print(line)
+    counts = {
+        "tokenizer": text.tokenizer.kind,
+        "vocabulary": text.tokenizer.size,
+        "documents": sum(len(one.starts) for one in found.values()),
+        "bytes": sum(one.bytes for one in found.values()),
+        "words": sum(one.words for one in found.values()),
+    }
+    print_rows(counts)

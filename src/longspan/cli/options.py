@@ -23,12 +23,31 @@ Set = Annotated[
     list[str],
     typer.Option("--set", metavar="KEY=VALUE", help="A key and its value, for example model.layers=6."),
 ]
+SetReading = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="A reading setting, for example reading.memory=640."),
+]
+FormerTokens = Annotated[str | None, typer.Option("--tokens", hidden=True, help="The former name of --tokenizer.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else.")]
 DeviceName = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 DtypeName = Annotated[
     str, typer.Option("--dtype", help="auto (float32 on a CPU, bfloat16 on CUDA), float32, bfloat16 or float64.")
 ]
 Threads = Annotated[int, typer.Option("--threads", help="CPU threads; 0 leaves the choice to torch.")]
+Field = Annotated[
+    str | None,
+    typer.Option("--field", metavar="NAME", help="Key of the text in JSON lines, column in tables. Default: text."),
+]
+Encoding = Annotated[
+    str | None, typer.Option("--encoding", metavar="NAME", help="Encoding of the files. Default: UTF-8.")
+]
+
+
+def data_path(data: str) -> str:
+    """The value of --data, with standard input (-) copied to a file."""
+    from longspan.data.sources import read_standard_input
+
+    return str(read_standard_input()) if data == "-" else data
 
 
 @dataclass(frozen=True)
@@ -59,7 +78,7 @@ def note(sentence: str) -> None:
 def note_bundled(model: Path | None) -> None:
     """Print that the bundled model is used, if no MODEL was named. Call it after all checks: an error is one line."""
     if model is None:
-        note(f"no MODEL was named; this is {ABOUT}")
+        note(f"using {ABOUT}")
 
 
 def print_json(values: dict[str, Any]) -> None:

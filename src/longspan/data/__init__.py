@@ -2,7 +2,7 @@
 
 from longspan.data.batch_streams import Batch, BatchStreams
 from longspan.data.corpora import CORPORA, Corpus, CorpusRow, list_corpora
-from longspan.data.encoded import Encoded, open_corpus
+from longspan.data.encoded import Encoded, describe_all, open_corpus
 from longspan.data.fetch import get
 from longspan.data.tokenizer_specs import TOKENIZER_SPECS, TokenizerSpec
 
@@ -15,6 +15,7 @@ __all__ = [
     "CorpusRow",
     "Encoded",
     "TokenizerSpec",
+    "describe_all",
     "get",
     "list_corpora",
     "open_corpus",

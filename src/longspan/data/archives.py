@@ -20,9 +20,55 @@ from typing import Any, Literal
 
 from longspan.errors import DataError
 
-_TAR_SUFFIXES = {".tar": "", ".tgz": ".gz", ".tbz": ".bz2", ".tbz2": ".bz2", ".txz": ".xz"}
-_STREAM_OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_TAR_SUFFIXES = {".tar": "", ".tgz": ".gz", ".tbz": ".bz2", ".tbz2": ".bz2", ".txz": ".xz", ".tzst": ".zst"}
+
+
 _BLOCK_BYTES = 1 << 20
+
+
+class _ZstandardReader(io.RawIOBase):
+    """Decompresses all frames of a file; one that ends early is an error, unlike with the reader of the library."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import zstandard
+        except ImportError:
+            raise DataError(f"{path} needs zstandard; install it with: pip install 'longspan[zstd]'") from None
+        self.file = path.open("rb")
+        self.new, self.error = zstandard.ZstdDecompressor().decompressobj, zstandard.ZstdError
+        self.frame: Any = self.new()
+        self.data = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.data:
+            packed = self.frame.unused_data if self.frame.eof else b""
+            packed = packed or self.file.read(_BLOCK_BYTES)
+            if not packed:
+                if not self.frame.eof:
+                    raise EOFError("the last frame is incomplete")
+                return 0
+            try:
+                self.frame = self.new() if self.frame.eof else self.frame
+                self.data = self.frame.decompress(packed)
+            except self.error as error:
+                raise OSError(str(error)) from None
+        size = min(len(buffer), len(self.data))
+        buffer[:size], self.data = self.data[:size], self.data[size:]
+        return size
+
+
+def _open_zstandard(path: Path, _: str) -> io.BufferedReader:
+    return io.BufferedReader(_ZstandardReader(path), _BLOCK_BYTES)
+
+
+_STREAM_OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zstandard}
 _MAX_MEMBERS = 100_000
 _MAX_HEADER_BYTES = 1 << 16
 _MAX_NAME_BYTES, _MAX_PATH_BYTES, _MAX_DEPTH = 255, 1000, 32

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from longspan.errors import DataError
+from longspan.errors import DataError, counted
 
 _VERSION = 1
 
@@ -42,7 +42,7 @@ class BatchStreams:
         name: str = "the text",
     ) -> None:
         self.ids, self.fingerprint, self.name = ids, fingerprint, name
-        self.document_starts = np.asarray(starts, np.int64)
+        self.document_starts = np.sort(np.asarray(starts, np.int64))
         self.passes = 0
         self._full_pass = [(0, len(ids) - 1)]
         self._assign_rows(self._full_pass, batch)
@@ -54,7 +54,7 @@ class BatchStreams:
             raise DataError(f"batch={batch} must be at least 1")
         if lengths.sum() < batch:
             raise DataError(
-                f"{self.name} has {len(self.ids):,} tokens, too few for a batch of {batch} rows; "
+                f"{self.name} has {counted(len(self.ids), 'token')}, too few for a batch of {counted(batch, 'row')}; "
                 f"use more text or a smaller batch"
             )
         self.ranges, self.batch, self.position = list(ranges), batch, 0
@@ -63,19 +63,25 @@ class BatchStreams:
         self._range_starts = np.cumsum(lengths) - lengths
         self._offsets = np.array([start for start, _ in ranges], np.int64) - self._range_starts
 
-    def next(self, segment: int) -> Batch:
-        """The next `segment` tokens of every row, or fewer at the end of a pass."""
+    @property
+    def marks_starts(self) -> bool:
+        """Whether tokens other than the first of a row can start a document or another part of the text."""
+        return len(self.document_starts) > 1 or len(self.ranges) > 1
+
+    def next(self, segment: int, rows: NDArray[np.int64] | None = None) -> Batch:
+        """The next `segment` tokens of every row, or fewer at the end of a pass. With `rows`, only those are read; the
+        position moves for all."""
         if segment < 1:
             raise DataError(f"segment={segment} must be at least 1")
         if self.position == self.row_length:
             self.passes += 1
             self._assign_rows(self._full_pass, self.batch)
         length = min(segment, self.row_length - self.position)
-        rows = np.arange(self.batch, dtype=np.int64)[:, None] * self.row_length
-        index = rows + np.arange(self.position, self.position + length, dtype=np.int64)
+        chosen = np.arange(self.batch, dtype=np.int64) if rows is None else rows
+        index = chosen[:, None] * self.row_length + np.arange(self.position, self.position + length, dtype=np.int64)
         range_of = np.searchsorted(self._range_starts, index, side="right") - 1
         at = index + self._offsets[range_of]
-        starts = (index == self._range_starts[range_of]) | np.isin(at, self.document_starts)
+        starts = (index == self._range_starts[range_of]) | _contains(self.document_starts, at)
         starts[:, 0] |= self.position == 0
         self.position += length
         return Batch(self.ids[at].astype(np.int64), self.ids[at + 1].astype(np.int64), starts)
@@ -135,6 +141,13 @@ class BatchStreams:
             raise DataError(f"the saved position in {self.name} is damaged; use an earlier checkpoint") from None
         self._assign_rows(ranges, batch)
         self.passes, self.position = passes, position
+
+
+def _contains(values: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether sorted `values` contain each of `wanted`. Unlike np.isin, it does not sort millions of starts again."""
+    if not len(values):
+        return np.zeros(wanted.shape, np.bool_)
+    return values[np.minimum(np.searchsorted(values, wanted), len(values) - 1)] == wanted
 
 
 def _non_negative_int(value: Any) -> int:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -57,6 +58,60 @@ def atomic_folder(target: Path) -> Iterator[Path]:
         raise DataError(f"{target} cannot be written: {error.strerror or error}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def resumable_folder(target: Path) -> Iterator[Path | None]:
+    """A folder to fill, renamed to `target` on success, removed after an error and kept if the process is killed.
+
+    It contains what a killed process left. Only one process fills it; the others wait, and get None if `target` exists
+    then.
+    """
+    temporary = target.parent / f".part-{target.name}"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        remove_stale(target.parent)
+        with locked(temporary.with_name(f"{temporary.name}.lock")):
+            if target.exists():
+                yield None
+                return
+            temporary.mkdir(exist_ok=True)
+            try:
+                yield temporary
+                sync(temporary)
+                temporary.rename(target)
+                sync(target.parent)
+            except Exception:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
+    except OSError as error:
+        raise DataError(f"{target} cannot be written: {error.strerror or error}") from None
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Lock a file. It is removed at the end, so the lock holds only if the file is still there once it is locked."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            with contextlib.suppress(OSError):  # some network file systems have no locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if _is_file(descriptor, path):
+                try:
+                    yield
+                finally:
+                    path.unlink(missing_ok=True)
+                return
+        finally:
+            os.close(descriptor)
+
+
+def _is_file(descriptor: int, path: Path) -> bool:
+    """Whether an open file is still the one at `path`; another process may remove that at any moment."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def remove_folder(folder: Path) -> None:

@@ -8,7 +8,6 @@ from longspan.data.splits import ByCount, ByDocument, ByFile, ByPercent, ByTail,
 from longspan.data.tokenizer_specs import find_tokenizer_spec
 from longspan.errors import UnknownNameError
 
-_DEFAULT_LIMIT = 1 << 30  # for a corpus of unknown size
 _OTHER_FILES = 64 << 20  # an archive may contain other files too
 
 
@@ -25,8 +24,9 @@ class CorpusFile:
 class Corpus:
     """A known corpus.
 
-    `get` must find all of `files` in the source. A corpus with an empty list takes every file, and `documents` and
-    `size` are their number and total bytes. `files_of` names the corpus whose installed files this one uses.
+    `get` must find all of `files` in the source. A corpus with an empty list takes every file, or those that match
+    `patterns`, and `documents` and `size` are their number and total bytes. `limit` is the most bytes a download of
+    unknown size may have. `files_of` names the corpus whose installed files this one uses.
     """
 
     name: str
@@ -40,6 +40,8 @@ class Corpus:
     documents: int | None = None
     size: int | None = None
     files_of: str | None = None
+    patterns: tuple[str, ...] = ("*",)
+    limit: int = 1 << 30
     built_in: bool = False
 
     def folder(self, cache: Path) -> Path:
@@ -54,7 +56,7 @@ class Corpus:
     @property
     def download_limit(self) -> int:
         """The most bytes a download may have."""
-        return (self.bytes or _DEFAULT_LIMIT) + _OTHER_FILES
+        return (self.bytes or self.limit) + _OTHER_FILES
 
 
 _WIKIPEDIA = "CC BY-SA / GFDL (Wikipedia)"
@@ -125,6 +127,35 @@ _CORPORA = (
         (CorpusFile("wiki.train.tokens"), CorpusFile("wiki.valid.tokens"), CorpusFile("wiki.test.tokens")),
         "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-103-v1.zip",
         "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
+    ),
+    Corpus(
+        "wikitext-2",
+        "2 million words of Wikipedia articles, as preprocessed by Dai et al.",
+        _WIKIPEDIA,
+        "wikitext-2-authors",
+        ByFile("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
+        (
+            CorpusFile(
+                "wiki.train.tokens", 10_797_148, "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f"
+            ),
+            CorpusFile(
+                "wiki.valid.tokens", 1_121_681, "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8"
+            ),
+            CorpusFile(
+                "wiki.test.tokens", 1_256_449, "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0"
+            ),
+        ),
+        "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-2-v1.zip",
+    ),
+    Corpus(
+        "lm1b",
+        "One Billion Word: shuffled sentences of news, as preprocessed by Dai et al.; valid and test are one section",
+        "Apache 2.0 (benchmark)",
+        "lm1b-authors",
+        ByFile("news.en-0*-of-00100", "news.en.heldout-00000-of-00050", "news.en.heldout-00000-of-00050"),
+        url="http://www.statmt.org/lm-benchmark/1-billion-word-language-modeling-benchmark-r13output.tar.gz",
+        patterns=("news.en-0*-of-00100", "news.en.heldout-0*-of-00050", "1b_word_vocab.txt"),
+        limit=4 << 30,
     ),
     Corpus(
         "ptb",

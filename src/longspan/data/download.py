@@ -51,7 +51,7 @@ def download(
     """
     retry = retry or Retry()
     if urlsplit(url).scheme not in ("http", "https"):
-        raise DataError(f"{url} is not an http or https URL; use --from FILE for a file")
+        raise DataError(f"{url} is not an http or https URL; for a file use longspan data get --from FILE")
     target.parent.mkdir(parents=True, exist_ok=True)
     part = _PartialFile(target)
     failures = 0
@@ -64,7 +64,8 @@ def download(
         except urllib.error.HTTPError as error:
             if error.code < 500 and error.code not in (408, 429):
                 raise DataError(
-                    f"{url} cannot be fetched: the server answered {error.code} {error.reason}; use --from FILE"
+                    f"{url} cannot be fetched: the server answered {error.code} {error.reason}; "
+                    "for a file use longspan data get --from FILE"
                 ) from None
             reason = f"the server answered {error.code} {error.reason}"
         except _CONNECTION_ERRORS as error:
@@ -175,7 +176,7 @@ def _is_size(text: str) -> bool:
 
 def _finish(part: _PartialFile, url: str, sha256_hex: str | None) -> Path:
     if not part.path.exists():
-        raise DataError(f"{url} is empty; use --from FILE for a file")
+        raise DataError(f"{url} is empty; for a file use longspan data get --from FILE")
     if sha256_hex is not None and (found := sha256(part.path)) != sha256_hex:
         part.remove()
         raise DataError(f"{url} has SHA-256 {found}, not {sha256_hex}; nothing is kept, try again")

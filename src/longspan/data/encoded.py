@@ -2,36 +2,39 @@
 
 import dataclasses
 import hashlib
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from longspan.data import documents
 from longspan.data.cache import (
-    atomic_folder,
     cache_folder,
     digests,
     key,
     read_json,
     remove_folder,
+    resumable_folder,
     signature,
-    sync,
     write_json,
 )
-from longspan.data.encoding import encode_pieces
+from longspan.data.documents import tasks
+from longspan.data.encoding import encode_task, encoder, run_in_threads, run_tasks, useful_workers
 from longspan.data.json_lines import warn_about_json_lines
-from longspan.data.sources import Source, find_source
-from longspan.data.splits import ByName, Piece, describe_splits, split_pieces
-from longspan.data.tokenizer_specs import TokenizerSpec, find_tokenizer_spec
+from longspan.data.sources import Source, TextFormat, find_source
+from longspan.data.splits import SPLITS, ByName, Piece, describe_splits, split_pieces
+from longspan.data.tokenizer_specs import TokenizerSpec, find_tokenizer
+from longspan.data.writer import ABOUT, FORMAT, IDS, STARTS, Writer
 from longspan.errors import CheckpointError, DataError
-from longspan.tokenizers import Ids, Tokenizer, tokenizer_from_dict
+from longspan.tokenizers import Ids, Tokenizer, WordTokenizer, tokenizer_from_dict
 from longspan.tokenizers.text import read_blocks
 
-_FORMAT = 1
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +56,8 @@ class Encoded:
     """A text as token ids.
 
     `starts` are the sorted offsets of the first token of each document; the first is 0. `fingerprint` identifies ids,
-    documents and tokenizer. `bytes` is the size of the text. `splits` lists the files of each split, and files in no
-    split as `unused`; it is empty for known corpora and for a single file.
+    documents and tokenizer. `bytes` is the size of the text and `words` the number of its words, separated by
+    whitespace. `splits` lists the files of each split, and files in no split as `unused`.
     """
 
     name: str
@@ -64,7 +67,8 @@ class Encoded:
     tokenizer: Tokenizer
     fingerprint: str
     bytes: int
-    splits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    words: int = 0
+    splits: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -72,9 +76,47 @@ class Encoded:
     def excerpt(self, begin: int = 0, end: int | None = None) -> Excerpt:
         return Excerpt(self.ids, self.starts).excerpt(begin, end)
 
-    def describe_files(self, *splits: str) -> list[str]:
-        """One line per split with the names of its files; splits without files are left out."""
-        return [f"{split}: {_join_names(self.splits[split])}" for split in splits if self.splits.get(split)]
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files of its split."""
+        return self.splits.get(self.split or "", ())
+
+    def by_sentence(self) -> "Encoded":
+        """The same tokens with every sentence as a document, so that memory is empty at its start.
+
+        The token before a sentence is also the end of the one before, so both ways score the same tokens.
+        """
+        boundary = self.tokenizer.boundary_id if isinstance(self.tokenizer, WordTokenizer) else None
+        if boundary is None:
+            raise DataError(
+                f"the tokenizer of {self.name} does not mark sentences, as that of lm1b does with <S>; "
+                "leave out --sentences"
+            )
+        starts = np.flatnonzero(self.ids[:-1] == boundary).astype(np.int64)
+        fingerprint = hashlib.sha256(f"{self.fingerprint} by sentence".encode("ascii")).hexdigest()
+        return dataclasses.replace(self, starts=starts, fingerprint=fingerprint)
+
+    def describe(self) -> str:
+        """One line: the split, its tokens and its files."""
+        return _describe(str(self.split), f"{len(self):,} tokens in ", self.files)
+
+
+def describe_all(text: Encoded, open_split: Callable[[str], Encoded]) -> list[str]:
+    """One line per split of a text that has files, with tokens and files, and one for unused files."""
+    lines = []
+    for split, files in text.splits.items():
+        count = ""
+        if split in SPLITS and files:
+            try:
+                count = f"{len(text if split == text.split else open_split(split)):,} tokens in "
+            except DataError as error:
+                count = f"cannot be encoded, because {error}: "
+        lines += [_describe(split, count, files)] if files else []
+    return lines
+
+
+def _describe(split: str, count: str, files: Sequence[str]) -> str:
+    return f"{split}: {count}{_join_names(files)}"
 
 
 def open_corpus(
@@ -84,25 +126,31 @@ def open_corpus(
     cache: Path | None = None,
     workers: int | None = None,
     held_out: Mapping[str, str | Path] | None = None,
+    field: str | None = None,
+    encoding: str | None = None,
+    progress: Progress | None = None,
 ) -> Encoded:
     """Encode a known corpus, a file, an archive or a folder: all of it, or its train, valid or test split.
 
     In a folder, files and top-level folders named train, test, and valid, val, dev or validation are that split.
     `held_out` gives other files or folders for valid or test. They are not part of the text without a split.
 
-    `tokenizer` is a tokenizer, a TokenizerSpec or the name of one ("bytes", "characters", "words", ...). Default: that
-    of the corpus, and bytes for files and folders. A spec builds its vocabulary from the training split. If a spec is
-    given and no split, it builds it from all of the text.
+    `tokenizer` is a tokenizer, a TokenizerSpec, the name of one ("bytes", "characters", "words", ...) or the path of a
+    tokenizer.json. Default: that of the corpus, and bytes for files and folders. A spec builds its vocabulary from the
+    training split. If a spec is given and no split, it builds it from all of the text.
+
+    `field` is the key of the text in JSON lines and the column in tables (default "text"). `encoding` is that of the
+    files, if it is not UTF-8. `progress` is called with the bytes encoded so far and in all.
     """
     root = cache_folder(cache)
     given = {name: str(path) for name, path in (held_out or {}).items() if split is not None}
-    source = find_source(name_or_path, root, given)
+    source = find_source(name_or_path, root, given, TextFormat(field, encoding))
     paths = [document.path for document in source.documents]
     before = [signature(path) for path in paths]
     contents = digests(paths, root)
     spec = tokenizer if tokenizer is not None else source.tokenizer
     if isinstance(spec, str):
-        spec = find_tokenizer_spec(spec)
+        spec = find_tokenizer(spec)
     pieces = split_pieces(source.name, source.documents, source.split, split, spec.unit)
     if isinstance(spec, TokenizerSpec):
         identity: Any = dataclasses.asdict(spec)
@@ -112,29 +160,28 @@ def open_corpus(
         identity, chosen = spec.fingerprint, spec
     ranges = _byte_ranges(source, pieces)
     names = [document.name for document in source.documents]
-    family = key(str(source.root), source.name, split, identity, *given.items())
-    target = root / "encoded" / f"{family}-{key(_FORMAT, names, contents, ranges, chosen.fingerprint)}"
-    size = sum(piece.size for piece in pieces)
-    found = _load(target, source.name, split, chosen, size)
+    family = key(str(source.root), source.name, split, identity, field, encoding, *given.items())
+    target = (
+        root / "encoded" / f"{family}-{key(FORMAT, documents.TASK_BYTES, names, contents, ranges, chosen.fingerprint)}"
+    )
+    found = _load(target, source.name, split, chosen)
     while found is None:
-        if target.exists():
-            remove_folder(target)
-        with atomic_folder(target) as folder:
-            _write(folder, pieces, chosen, workers)
-            if [signature(path) for path in paths] != before:
-                raise DataError(f"{source.name} changed while it was read; try again when no process writes to it")
+        with resumable_folder(target) as folder:
+            if folder is not None:
+                _write(folder, pieces, chosen, workers, progress)
+                if [signature(path) for path in paths] != before:
+                    raise DataError(f"{source.name} changed while it was read; try again when no process writes to it")
         for stale in target.parent.glob(f"{family}-*"):
             if stale != target:
                 remove_folder(stale)
-        found = _load(target, source.name, split, chosen, size)
+        found = _load(target, source.name, split, chosen, written=folder is not None)
+        if found is None and target.exists():
+            remove_folder(target)
     if not len(found):
         raise DataError(f"{source.name} has no tokens with this tokenizer; add text or choose another tokenizer")
-    if not isinstance(source.split, ByName):
-        return found
-    warn_about_json_lines(source.documents)
-    several = len(source.documents) > 1
-    splits = describe_splits(source.documents, source.split, spec.unit) if several else {}
-    return dataclasses.replace(found, splits=splits)
+    if isinstance(source.split, ByName):
+        warn_about_json_lines(source.documents)
+    return dataclasses.replace(found, splits=describe_splits(source.documents, source.split, spec.unit))
 
 
 def _join_names(names: Sequence[str], most: int = 5) -> str:
@@ -142,10 +189,10 @@ def _join_names(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(shown) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
-def _byte_ranges(source: Source, pieces: Sequence[Piece]) -> list[tuple[int, int, int]]:
-    """Pieces as plain values: the index of the document in its corpus, and the piece's first and last byte."""
+def _byte_ranges(source: Source, pieces: Sequence[Piece]) -> list[tuple[int, int, int, str | None]]:
+    """Pieces as plain values: the index of the document in its corpus, the piece's first and last byte, the field."""
     index_of = {document.path: k for k, document in enumerate(source.documents)}
-    return [(index_of[piece.path], piece.start, piece.stop) for piece in pieces]
+    return [(index_of[piece.path], piece.start, piece.stop, piece.field) for piece in pieces]
 
 
 def _build_tokenizer(
@@ -154,6 +201,8 @@ def _build_tokenizer(
     """The tokenizer of a spec, built from some splits of a corpus. It is cached, because building it reads the text."""
     if spec.kind == "bytes":
         return spec.build([])
+    if spec.vocabulary_file is not None and (listed := source.root / spec.vocabulary_file).is_file():
+        return WordTokenizer.from_vocabulary(listed, spec.lower, spec.boundary)
     parts = [split_pieces(source.name, source.documents, source.split, part, spec.unit) for part in splits]
     pieces = [piece for part in parts for piece in part]
     path = root / "tokenizers" / f"{key(dataclasses.asdict(spec), contents, _byte_ranges(source, pieces))}.json"
@@ -169,52 +218,50 @@ def _build_tokenizer(
         return built
 
 
-def _write(folder: Path, pieces: Sequence[Piece], tokenizer: Tokenizer, workers: int | None) -> None:
-    """Encode pieces and write the files of the encoded text."""
-    digest = hashlib.sha256(tokenizer.fingerprint.encode("ascii"))
-    starts: list[int] = []
-    tokens, last = 0, -1
-    with (folder / "ids.bin").open("wb") as out:
-        for index, ids in encode_pieces(pieces, tokenizer, workers):
-            if not len(ids):
-                continue
-            if index != last:
-                starts.append(tokens)
-                last = index
-            data = ids.astype(ids.dtype.newbyteorder("<"), copy=False).tobytes()
-            out.write(data)
-            digest.update(data)
-            tokens += len(ids)
-        out.flush()
-        os.fsync(out.fileno())
-    begins = np.array(starts, "<i8")
-    digest.update(begins.tobytes())
-    np.save(folder / "starts.npy", begins)
-    sync(folder / "starts.npy")
-    size = sum(piece.size for piece in pieces)
-    about = {"format": _FORMAT, "tokens": tokens, "bytes": size, "fingerprint": digest.hexdigest()}
-    write_json(folder / "about.json", about)
+def _write(
+    folder: Path, pieces: Sequence[Piece], tokenizer: Tokenizer, workers: int | None, progress: Progress | None
+) -> None:
+    """Encode pieces and write the files of the encoded text. Continues where a killed process stopped."""
+    total = sum(piece.size for piece in pieces)
+    with Writer(folder, tokenizer) as out:
+        todo = islice(tasks(pieces, tokenizer.unit), out.done.tasks, None)
+        if workers is None and tokenizer.unit in ("byte", "subword"):
+            # Bytes are only copied, and the library for subwords uses all cores by itself.
+            found = run_in_threads(partial(encode_task, tokenizer), todo)
+        else:
+            found = run_tasks(encoder(tokenizer), todo, workers or useful_workers(pieces, tokenizer.size))
+        for task, result in found:
+            out.add(result, sum(chunk.size for chunk in task))
+            if progress is not None:
+                progress(out.done.read, total)
+        out.finish()
 
 
-def _load(folder: Path, name: str, split: str | None, tokenizer: Tokenizer, size: int) -> Encoded | None:
-    """The encoded text in `folder`, made from `size` bytes; None if it is missing or its hash does not match.
+def _load(folder: Path, name: str, split: str | None, tokenizer: Tokenizer, written: bool = False) -> Encoded | None:
+    """The encoded text in `folder`; None if it is missing or its hash does not match. `written`: just by this process.
 
     Hashing takes 0.07 s for 100 MB on a CPU with SHA instructions, 0.2 s on others.
     """
-    about = read_json(folder / "about.json")
+    about = read_json(folder / ABOUT)
     try:
-        tokens, fingerprint = int(about["tokens"]), str(about["fingerprint"])
+        tokens, fingerprint, size, words = (about[name] for name in ("tokens", "fingerprint", "bytes", "words"))
         dtype = tokenizer.dtype.newbyteorder("<")
-        if (folder / "ids.bin").stat().st_size != tokens * dtype.itemsize or about["bytes"] != size:
+        if about.pop("check") != key(about) or (folder / IDS).stat().st_size != tokens * dtype.itemsize:
             return None
-        starts = np.load(folder / "starts.npy", allow_pickle=False)
-        digest = hashlib.sha256(tokenizer.fingerprint.encode("ascii"))
-        for block in read_blocks(folder / "ids.bin"):
-            digest.update(block)
-        digest.update(starts.tobytes())
-        if digest.hexdigest() != fingerprint or starts.dtype != np.dtype("<i8") or starts.ndim != 1:
+        starts = np.load(folder / STARTS, allow_pickle=False)
+        if starts.dtype != np.dtype("<i8") or starts.ndim != 1:
             return None
-        ids: Ids = np.memmap(folder / "ids.bin", dtype, "r") if tokens else np.empty(0, dtype)
+        if not written and _fingerprint(folder / IDS, starts, tokenizer) != fingerprint:
+            return None
+        ids: Ids = np.memmap(folder / IDS, dtype, "r") if tokens else np.empty(0, dtype)
     except (OSError, ValueError, TypeError, LookupError, EOFError, DataError):
         return None
-    return Encoded(name, split, ids, starts, tokenizer, fingerprint, size)
+    return Encoded(name, split, ids, starts, tokenizer, fingerprint, size, words)
+
+
+def _fingerprint(ids: Path, starts: NDArray[np.int64], tokenizer: Tokenizer) -> str:
+    digest = hashlib.sha256(tokenizer.fingerprint.encode("ascii"))
+    for block in read_blocks(ids):
+        digest.update(block)
+    digest.update(starts.tobytes())
+    return digest.hexdigest()

@@ -1,7 +1,7 @@
-"""Encode pieces of text in order, in this process or in several worker processes.
+"""Encode text, or count its words, task by task in this process or in several worker processes.
 
 The workers are subprocesses and not `multiprocessing`, which would either fork while torch has threads, which is not
-safe, or run the caller's script again in each process.
+safe, or run the caller's script again in each process. A worker reads its part of the files itself.
 """
 
 import contextlib
@@ -11,110 +11,165 @@ import queue
 import signal
 import subprocess
 import sys
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from longspan.data.documents import Chunk, count_words, read_documents
 from longspan.data.splits import Piece
 from longspan.errors import DataError
-from longspan.tokenizers import Ids, Tokenizer, Unit, tokenizer_from_dict
+from longspan.tokenizers import Ids, Tokenizer, tokenizer_from_dict
+from longspan.tokenizers.characters import Alphabet, count_characters
 from longspan.tokenizers.text import read_blocks
+from longspan.tokenizers.words import count_words as count_each_word
 
-_TASK_BYTES = 4 << 20
-# Below this size, starting the workers takes longer than encoding. Bytes are always encoded in this process.
+# Below this size, starting the workers takes longer than the work.
 _PARALLEL_MIN_BYTES = 32 << 20
+# All workers together may use about this much memory; a worker needs so much, and so much for every word it looks up.
+_MEMORY, _WORKER_MEMORY, _WORD_MEMORY = 800 << 20, 48 << 20, 250
 
-Task = list[tuple[int, bytes, bool]]
-"""Chunks of text: the index of the piece, the bytes, and whether more of the piece follows."""
-
-
-def encode_pieces(
-    pieces: Sequence[Piece], tokenizer: Tokenizer, workers: int | None = None
-) -> Iterator[tuple[int, Ids]]:
-    """The ids of each piece with its index, in chunks. Default `workers`: one per core for large texts, else 1."""
-    if workers is None:
-        parallel = tokenizer.unit != "byte" and sum(piece.size for piece in pieces) >= _PARALLEL_MIN_BYTES
-        workers = _cores() if parallel else 1
-    if workers > 1:
-        return _encode_parallel(pieces, tokenizer, workers)
-    return _encode_serial(pieces, tokenizer)
+T = TypeVar("T")
+Task = list[Chunk]
+Job = Callable[[Task], T]
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+class EncodedTask(NamedTuple):
+    """The ids of a task, the number of tokens of each document or part of one, and which of these begin a document."""
+
+    ids: Ids
+    lengths: NDArray[np.int64]
+    begins: NDArray[np.bool_]
+    bytes: int
+    words: int
 
 
-def _encode_serial(pieces: Sequence[Piece], tokenizer: Tokenizer) -> Iterator[tuple[int, Ids]]:
-    for index, piece in enumerate(pieces):
-        for ids in tokenizer.encode_stream(read_blocks(piece.path, piece.start, piece.stop), str(piece.path)):
-            yield index, ids
-
-
-def _encode_parallel(pieces: Sequence[Piece], tokenizer: Tokenizer, workers: int) -> Iterator[tuple[int, Ids]]:
-    with _Workers(tokenizer, workers) as pool:
-        waiting: deque[tuple[Task, Future[Any]]] = deque()
-
-        def finish() -> Iterator[tuple[int, Ids]]:
-            task, future = waiting.popleft()
-            result = future.result()
+def run_tasks(make_job: Callable[[], Job[T]], tasks: Iterator[Task], workers: int) -> Iterator[tuple[Task, T]]:
+    """The result of every task, in order. `make_job` must be picklable; every worker process calls it once."""
+    if workers <= 1:
+        job = make_job()
+        yield from ((task, job(task)) for task in tasks)
+        return
+    with _Workers(make_job, workers) as pool:
+        for task, result in _in_order(tasks, pool.submit, 2 * workers):
             if isinstance(result, str):
-                # The worker saw only a chunk. Encode the pieces from their start, so the error names the position.
-                failed = [pieces[index] for index in sorted({index for index, _, _ in task})]
-                deque(_encode_serial(failed, tokenizer), 0)
                 raise DataError(result)
-            yield from result
-
-        for task in _tasks(pieces, tokenizer.unit):
-            waiting.append((task, pool.submit(task)))
-            if len(waiting) > 2 * workers:
-                yield from finish()
-        while waiting:
-            yield from finish()
+            yield task, result
 
 
-def _tasks(pieces: Sequence[Piece], unit: Unit) -> Iterator[Task]:
-    """The text in tasks of a few megabytes: long pieces are cut between tokens, short ones are grouped."""
-    task: Task = []
-    size = 0
-    for index, piece in enumerate(pieces):
-        for data, partial in _chunks(piece, unit):
-            task.append((index, data, partial))
-            size += len(data)
-            if size >= _TASK_BYTES:
-                yield task
-                task, size = [], 0
-    if task:
-        yield task
+def run_in_threads(job: Job[T], tasks: Iterator[Task]) -> Iterator[tuple[Task, T]]:
+    """The same for a job that needs no lock of Python most of the time: a second thread works on the next task."""
+    with ThreadPoolExecutor(2, thread_name_prefix="encode") as pool:
+        yield from _in_order(tasks, lambda task: pool.submit(job, task), 2)
 
 
-def _chunks(piece: Piece, unit: Unit) -> Iterator[tuple[bytes, bool]]:
-    held, left = b"", piece.size
-    for block in read_blocks(piece.path, piece.start, piece.stop, _TASK_BYTES):
-        left -= len(block)
-        data = held + block
-        at = _last_boundary(data, unit) if left else len(data)
-        if at:
-            yield data[:at], left > 0
-        held = data[at:]
-    if held:
-        yield held, False
+def _in_order(tasks: Iterator[Task], submit: Callable[[Task], "Future[Any]"], ahead: int) -> Iterator[tuple[Task, Any]]:
+    waiting: deque[tuple[Task, Future[Any]]] = deque()
+    for task in tasks:
+        waiting.append((task, submit(task)))
+        if len(waiting) > ahead:
+            first, future = waiting.popleft()
+            yield first, future.result()
+    for task, future in waiting:
+        yield task, future.result()
 
 
-def _last_boundary(data: bytes, unit: Unit) -> int:
-    """The last position in `data` between two tokens; 0 if there is none."""
-    if unit == "byte":
-        return len(data)
-    if unit == "word":
-        return 1 + max(data.rfind(b"\n"), data.rfind(b" "))
-    # The last UTF-8 character begins within four bytes of the end. It may be incomplete, so it is left out.
-    return next((at for at in range(len(data) - 1, max(len(data) - 5, -1), -1) if data[at] & 0xC0 != 0x80), len(data))
+def useful_workers(pieces: Sequence[Piece], vocabulary: int = 0) -> int:
+    """Processes for a text: one if it is small, else one per core, as far as their memory allows."""
+    if sum(piece.size for piece in pieces) < _PARALLEL_MIN_BYTES:
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores, _MEMORY // (_WORKER_MEMORY + _WORD_MEMORY * vocabulary)))
+
+
+def encoder(tokenizer: Tokenizer) -> Callable[[], Job[EncodedTask]]:
+    """A job that encodes."""
+    return partial(_make_encoder, tokenizer.to_dict())
+
+
+def word_counter(lower: bool) -> Callable[[], Job[Counter[str]]]:
+    """A job that counts words."""
+    return partial(_make_counter, partial(_count_words, lower))
+
+
+def character_counter(alphabet: Alphabet) -> Callable[[], Job[Counter[str]]]:
+    """A job that counts characters."""
+    return partial(_make_counter, partial(_count_characters, alphabet))
+
+
+def encode_task(tokenizer: Tokenizer, task: Task) -> EncodedTask:
+    parts: list[Ids] = []
+    begins: list[bool] = []
+    size = words = 0
+    end = tokenizer.document_end_id
+    for chunk in task:
+        previous_is_space = chunk.begins or _byte_before(chunk).isspace()
+        texts = list(read_documents(chunk))
+        with _positions(chunk, tokenizer.encode_stream):
+            found = tokenizer.encode_many(texts, chunk.path, partial=not chunk.ends)
+        if end is not None and chunk.ends:
+            found = [np.append(ids, ids.dtype.type(end)) if len(ids) else ids for ids in found]
+        parts += found
+        begins += [chunk.begins] * len(texts)
+        size += sum(map(len, texts))
+        words += sum(count_words(data, previous_is_space) for data in texts)
+    ids = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, tokenizer.dtype), *parts])
+    lengths = np.array([len(part) for part in parts], np.int64)
+    return EncodedTask(ids, lengths, np.array(begins, np.bool_), size, words)
+
+
+def _make_encoder(stored: dict[str, Any]) -> Job[EncodedTask]:
+    return partial(encode_task, tokenizer_from_dict(stored))
+
+
+def _count_words(lower: bool, blocks: Iterable[bytes], name: str) -> Mapping[str, int]:
+    return count_each_word(blocks, lower, name)
+
+
+def _count_characters(alphabet: Alphabet, blocks: Iterable[bytes], name: str) -> Mapping[str, int]:
+    return count_characters(blocks, alphabet, name)
+
+
+Count = Callable[[Iterable[bytes], str], Mapping[str, int]]
+
+
+def _make_counter(count: Count) -> Job[Counter[str]]:
+    return partial(_count_task, count)
+
+
+def _count_task(count: Count, task: Task) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for chunk in task:
+        with _positions(chunk, count):
+            for data in read_documents(chunk):
+                counts.update(count([data], chunk.path))
+    return counts
+
+
+def _byte_before(chunk: Chunk) -> bytes:
+    return next(read_blocks(Path(chunk.path), chunk.start - 1, chunk.start), b"")
+
+
+@contextlib.contextmanager
+def _positions(chunk: Chunk, read: Callable[[Iterable[bytes], str], Iterable[Any]]) -> Iterator[None]:
+    """If reading a part of a document fails, `read` the document from its start: the error then names the position."""
+    try:
+        yield
+    except DataError:
+        if not chunk.begins:
+            deque(read(read_blocks(Path(chunk.path), chunk.origin, chunk.stop), chunk.path), 0)
+        raise
 
 
 class _Workers:
-    """Worker processes that encode tasks with one tokenizer."""
+    """Worker processes that run one job."""
 
-    def __init__(self, tokenizer: Tokenizer, count: int) -> None:
+    def __init__(self, make_job: Callable[[], Job[Any]], count: int) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         # -P: without it, `python -c` imports modules from the current folder first.
         command = [sys.executable, "-P", "-c", "from longspan.data.encoding import run_worker; run_worker()"]
@@ -125,7 +180,7 @@ class _Workers:
             self.processes.append(process)
             self.idle.put(process)
         self.threads = ThreadPoolExecutor(count, thread_name_prefix="encode")
-        self.tokenizer = pickle.dumps(tokenizer.to_dict())
+        self.job = pickle.dumps(make_job)
         self.initialised: set[int] = set()
 
     def __enter__(self) -> "_Workers":
@@ -149,32 +204,27 @@ class _Workers:
         assert process.stdout is not None
         try:
             if process.pid not in self.initialised:
-                process.stdin.write(self.tokenizer)
+                process.stdin.write(self.job)
                 self.initialised.add(process.pid)
             pickle.dump(task, process.stdin, protocol=5)
             process.stdin.flush()
             return pickle.load(process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError):
-            return "a worker process that encodes text ended early; check that there is enough memory"
+            return "a worker process that reads text ended early; check that there is enough memory"
         finally:
             self.idle.put(process)
 
 
 def run_worker() -> None:
-    """The main loop of a worker: receive a tokenizer, then encode tasks until the pipe closes."""
+    """The main loop of a worker: receive a job, then run it on tasks until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and closes the pipe
     requests, results = sys.stdin.buffer, sys.stdout.buffer
     with contextlib.suppress(EOFError, BrokenPipeError):
-        tokenizer = tokenizer_from_dict(pickle.load(requests))
+        job = pickle.load(requests)()
         while True:
             task: Task = pickle.load(requests)
-            result: list[tuple[int, Ids]] | str = []
             try:
-                result = [
-                    (index, ids)
-                    for index, data, partial in task
-                    for ids in tokenizer.encode_stream([data], partial=partial)
-                ]
+                result: Any = job(task)
             except DataError as error:
                 result = str(error)
             pickle.dump(result, results, protocol=5)

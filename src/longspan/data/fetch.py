@@ -2,15 +2,16 @@
 
 import shutil
 import tempfile
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from longspan.data.archives import archive_kind, unpack
 from longspan.data.cache import atomic_folder, cache_folder, sha256, sync
 from longspan.data.corpora import Corpus, CorpusFile, find_corpus
 from longspan.data.download import Progress, Retry, download
-from longspan.errors import DataError
+from longspan.errors import DataError, counted
 
-_COMPRESSED_SUFFIXES = ("", ".xz", ".gz", ".bz2")
+_COMPRESSED_SUFFIXES = ("", ".xz", ".gz", ".bz2", ".zst")
 
 
 def get(
@@ -32,7 +33,7 @@ def get(
     if target.is_dir():
         return target
     if source is None and corpus.url is None:
-        raise DataError(f"{name} has no public URL; give its file with --from FILE")
+        raise DataError(f"{name} has no public URL; get its file and install it: longspan data get {name} --from FILE")
     address = str(source if source is not None else corpus.url)
     if not address.startswith(("http://", "https://")):
         _install(corpus, Path(address), target)
@@ -55,6 +56,8 @@ def _install(corpus: Corpus, source: Path, target: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".part-", dir=target.parent) as scratch, atomic_folder(target) as folder:
         found = _candidates(corpus, source, Path(scratch))
         wanted = corpus.files or tuple(CorpusFile(path.name) for path in found)
+        if not wanted:
+            raise DataError(f"{source} contains no file of {corpus.name}; use another source")
         for file in wanted:
             named = [path for path in found if path.name == file.name]
             if not named and len(wanted) == len(found) == 1:
@@ -85,7 +88,7 @@ def _candidates(corpus: Corpus, source: Path, scratch: Path) -> list[Path]:
         inner = scratch / str(k)
         inner.mkdir()
         found += unpack(path, inner, limit=corpus.bytes, only=names if names and kind != "stream" else None)
-    return found
+    return [path for path in found if any(fnmatchcase(path.name, pattern) for pattern in corpus.patterns)]
 
 
 def _check(corpus: Corpus, file: CorpusFile, path: Path, source: Path) -> None:
@@ -103,7 +106,8 @@ def _check_totals(corpus: Corpus, folder: Path, source: Path) -> None:
     sizes = [path.stat().st_size for path in folder.iterdir()]
     if corpus.documents not in (None, len(sizes)):
         raise DataError(
-            f"{source} contains {len(sizes)} files, not the {corpus.documents} of {corpus.name}; use another source"
+            f"{source} contains {counted(len(sizes), 'file')}, not the {corpus.documents} of {corpus.name}; "
+            "use another source"
         )
     if corpus.size not in (None, sum(sizes)):
         raise DataError(

@@ -1,4 +1,4 @@
-"""Detection of JSON lines: files with one JSON object per line, which should be converted to text first."""
+"""Detection of JSON lines: files with one JSON object per line."""
 
 import codecs
 import json
@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from longspan.data.convert import FIELD
 from longspan.data.splits import Document
 
 _SUFFIXES = (".jsonl", ".ndjson")
@@ -18,23 +19,29 @@ class DataWarning(UserWarning):
 
 
 def warn_about_json_lines(documents: Sequence[Document]) -> None:
-    """Warn about the first document that looks like JSON lines.
+    """Warn about the first document that looks like JSON lines and is read as plain text.
 
     The sentence is the same for every split, so Python shows it once.
     """
-    nonempty = [document for document in documents if document.size]
-    named = [document for document in nonempty if document.name.lower().endswith(_SUFFIXES)]
-    found = next(iter(named), None) or next((d for d in nonempty[:_MAX_DOCUMENTS] if _has_json_lines(d.path)), None)
+    plain = [document for document in documents if document.size and document.field is None]
+    found = next((d for d in plain[:_MAX_DOCUMENTS] if has_json_lines(d.path)), None)
     if found is not None:
         warnings.warn(
-            f"{found.name!r} looks like JSON lines and is read as raw text, keys and quotes included; extract the text "
-            "first, for example with: jq -r .text FILE > text.txt",
+            f"{found.name!r} looks like JSON lines and is read as plain text, keys and quotes included; "
+            "to read the text in its rows, add --field text, or name the file .jsonl",
             DataWarning,
             stacklevel=1,
         )
 
 
-def _has_json_lines(path: Path) -> bool:
+def json_lines_field(path: Path, field: str | None) -> str | None:
+    """The field of the text if a file is read as JSON lines: by its name or, if a `field` is given, by its content."""
+    if path.name.lower().endswith(_SUFFIXES):
+        return field or FIELD
+    return field if field is not None and has_json_lines(path) else None
+
+
+def has_json_lines(path: Path) -> bool:
     """Whether the first lines of a file are JSON objects."""
     try:
         with path.open("rb") as file:

@@ -2,19 +2,39 @@
 
 import dataclasses
 import os
+import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePosixPath
 
 from longspan.data.archives import archive_kind, unpack
-from longspan.data.cache import atomic_folder, digests, read_json, remove_folder, sha256, write_json
+from longspan.data.cache import atomic_folder, cache_folder, digests, key, read_json, remove_folder, sha256, write_json
+from longspan.data.convert import FIELD, TABLES, find_encoding, transcode, write_table
 from longspan.data.corpora import CORPORA, Corpus
+from longspan.data.json_lines import json_lines_field
 from longspan.data.splits import HELD_OUT, ByName, Document, SplitRule, named_split
+from longspan.data.tokenizer_specs import find_tokenizer_spec
 from longspan.errors import DataError, UnknownNameError
 
 # Tests differ between installations, and some of their files are invalid Python on purpose.
 _EXCLUDED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
+
+
+@dataclass(frozen=True)
+class TextFormat:
+    """How files are read: the key or column of the text in JSON lines and tables, and the encoding (default UTF-8)."""
+
+    field: str | None = None
+    encoding: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.encoding is not None:
+            find_encoding(self.encoding)
+        if self.field == "":
+            raise DataError("the name of the field is empty; name the key or column of the text")
 
 
 @dataclass(frozen=True)
@@ -28,11 +48,31 @@ class Source:
     tokenizer: str = "bytes"
 
 
-def find_source(name_or_path: str | Path, cache: Path, held_out: Mapping[str, str] | None = None) -> Source:
+def read_standard_input(cache: Path | None = None) -> Path:
+    """Copy standard input to a file in the cache. Equal texts have equal names."""
+    folder = cache_folder(cache) / "standard-input"
+    folder.mkdir(exist_ok=True)
+    with tempfile.NamedTemporaryFile(prefix=".part-", dir=folder) as file:
+        while block := sys.stdin.buffer.read(1 << 20):
+            file.write(block)
+        file.flush()
+        path = folder / f"{sha256(Path(file.name))[:32]}.txt"
+        if not path.exists():
+            os.link(file.name, path)
+    return path
+
+
+def find_source(
+    name_or_path: str | Path,
+    cache: Path,
+    held_out: Mapping[str, str] | None = None,
+    form: TextFormat | None = None,
+) -> Source:
     """The known corpus of that name, or else a file, an archive or a folder.
 
     `held_out` gives files or folders for the valid and test splits, instead of those of the corpus.
     """
+    form = form or TextFormat()
     name, held_out = str(name_or_path), held_out or {}
     for split in held_out:
         if split not in HELD_OUT:
@@ -40,14 +80,17 @@ def find_source(name_or_path: str | Path, cache: Path, held_out: Mapping[str, st
     if isinstance(name_or_path, str) and name in CORPORA:
         for split in held_out:
             raise DataError(f"{name} has its own {split} split; remove data.{split}")
+        for option, value in dataclasses.asdict(form).items():
+            if value is not None:
+                raise DataError(f"{name} is a known corpus and has no {option} {value!r}; leave out --{option}")
         return _known_source(CORPORA[name], cache)
     if not name:
         raise DataError("the name of the data is empty; give a corpus, a file or a folder")
     path = Path(name_or_path)
     if not path.exists() and os.sep not in name and not path.suffix:
         raise UnknownNameError("corpus, file or folder", name, CORPORA)
-    documents = _assign_splits(_find_documents(path, cache), path)
-    documents = _replace_held_out(documents, held_out, cache)
+    documents = _assign_splits(_find_documents(path, cache, form), path)
+    documents = _replace_held_out(documents, held_out, cache, form)
     kept = tuple(document for document in documents if document.size or document.split)
     return Source(name, path.resolve(), kept, ByName())
 
@@ -62,7 +105,9 @@ def _known_source(corpus: Corpus, cache: Path) -> Source:
             raise DataError(
                 f"{corpus.name} is not installed; run `{command}` (or, for a file of that name, write ./{corpus.name})"
             )
-        names = [file.name for file in corpus.files] or sorted(path.name for path in root.iterdir())
+        vocabulary = find_tokenizer_spec(corpus.tokenizer).vocabulary_file
+        listed = sorted(path.name for path in root.iterdir() if path.name != vocabulary)
+        names = [file.name for file in corpus.files] or listed
         documents = tuple(_document(name, root / name) for name in names)
     return Source(corpus.name, root, documents, corpus.split, corpus.tokenizer)
 
@@ -75,12 +120,13 @@ def _standard_library() -> tuple[Path, tuple[Document, ...]]:
     return root, tuple(_document(name, root / name) for name in names)
 
 
-def _find_documents(path: Path, cache: Path) -> list[Document]:
+def _find_documents(path: Path, cache: Path, form: TextFormat) -> list[Document]:
     """All files below a folder, sorted by name, or a single file. Archives are replaced by their files."""
     if path.is_dir():
-        return [document for inner in _list_files(path) for document in _expand(inner, path / inner, cache)]
+        names = _without_metadata(path, _list_files(path))
+        return [document for inner in names for document in _expand(inner, path / inner, cache, form)]
     if path.is_file():
-        return _expand(path.name, path, cache)
+        return _expand(path.name, path, cache, form)
     if path.exists():
         raise DataError(f"{path} is a device or a pipe; write it to a file first")
     raise DataError(f"there is no file or folder {path}; check the name")
@@ -103,12 +149,14 @@ def _assign_splits(documents: Sequence[Document], path: Path) -> list[Document]:
     return [dataclasses.replace(document, split=split) for document, split in zip(documents, splits, strict=True)]
 
 
-def _replace_held_out(documents: Sequence[Document], held_out: Mapping[str, str], cache: Path) -> list[Document]:
+def _replace_held_out(
+    documents: Sequence[Document], held_out: Mapping[str, str], cache: Path, form: TextFormat
+) -> list[Document]:
     """Use the given files for a split. Documents that were named after that split become unused."""
     found = [dataclasses.replace(d, split="unused") if d.split in held_out else d for d in documents]
     for split, given in held_out.items():
         path = Path(given)
-        chosen = {document.path: document for document in _find_documents(path, cache)}
+        chosen = {document.path: document for document in _find_documents(path, cache, form)}
         for document in found:
             if document.path in chosen and document.split in HELD_OUT:
                 raise DataError(f"{document.name} is already {document.split} text; give data.{split} another file")
@@ -118,17 +166,51 @@ def _replace_held_out(documents: Sequence[Document], held_out: Mapping[str, str]
     return found
 
 
-def _expand(name: str, path: Path, cache: Path) -> list[Document]:
+def _without_metadata(root: Path, names: Sequence[str]) -> list[str]:
+    """The files with text: of a data set saved by `datasets`, the tables that its state.json lists."""
+    folders = {PurePosixPath(name).parent for name in names if PurePosixPath(name).name == "state.json"}
+    tables: dict[PurePosixPath, set[str]] = {}
+    for folder in folders:
+        state = read_json(root / folder / "state.json")
+        listed = state.get("_data_files") if isinstance(state, dict) else None
+        if isinstance(listed, list) and str(folder / "dataset_info.json") in names:
+            tables[folder] = {str(entry.get("filename")) for entry in listed if isinstance(entry, dict)}
+    above = {folder.parent / "dataset_dict.json" for folder in tables}
+    paths = [PurePosixPath(name) for name in names]
+    kept = [p for p in paths if p not in above and (p.parent not in tables or p.name in tables[p.parent])]
+    return [str(path) for path in kept]
+
+
+def _expand(name: str, path: Path, cache: Path, form: TextFormat) -> list[Document]:
     """The document of a file, or the documents of an archive."""
+    path = path.resolve()
     if archive_kind(path) is None:
-        return [_document(name, path.resolve())]
-    unpacked = _unpack_cached(path.resolve(), cache)
-    return [_document(f"{name}/{inner}", unpacked / inner) for inner in _list_files(unpacked)]
+        return [_read_as(name, path, cache, form)]
+    digest = digests([path], cache)[0][:32]
+    unpacked = _cached_folder(cache / "unpacked" / f"{digest}-{path.name[:100]}", cache, partial(unpack, path))
+    inside = _without_metadata(unpacked, _list_files(unpacked))
+    return [_read_as(f"{name}/{inner}", unpacked / inner, cache, form) for inner in inside]
 
 
-def _unpack_cached(path: Path, cache: Path) -> Path:
-    """The folder of an unpacked archive. It is unpacked again if a file was changed, or left empty by a crash."""
-    folder = cache / "unpacked" / f"{digests([path], cache)[0][:32]}-{path.name[:100]}"
+def _read_as(name: str, path: Path, cache: Path, form: TextFormat) -> Document:
+    """The document of a file. Tables and other encodings are converted to JSON lines and UTF-8 in the cache."""
+    if path.suffix.lower() in TABLES:
+        path = _convert(path, cache, FIELD + ".jsonl", partial(write_table, path, form.field or FIELD), form.field)
+        return dataclasses.replace(_document(name, path), field=FIELD)
+    if form.encoding is not None:
+        path = _convert(path, cache, path.name, partial(transcode, path, form.encoding), form.encoding)
+    return dataclasses.replace(_document(name, path), field=json_lines_field(path, form.field))
+
+
+def _convert(path: Path, cache: Path, name: str, write: Callable[[Path], None], *options: str | None) -> Path:
+    """The converted file in the cache."""
+    identity = key(digests([path], cache)[0], name, *options)
+    folder = cache / "converted" / f"{identity}-{path.name[:100]}"
+    return _cached_folder(folder, cache, lambda content: write(content / name)) / name
+
+
+def _cached_folder(folder: Path, cache: Path, fill: Callable[[Path], object]) -> Path:
+    """A folder of the cache, filled when it is first used, and again if a file was changed or left empty by a crash."""
     content = folder / "content"
     expected = read_json(folder / "digests.json")
     if expected is not None:
@@ -139,7 +221,7 @@ def _unpack_cached(path: Path, cache: Path) -> Path:
         remove_folder(folder)
     with atomic_folder(folder) as temporary:
         (temporary / "content").mkdir()
-        unpack(path, temporary / "content")
+        fill(temporary / "content")
         names = _list_files(temporary / "content")
         write_json(temporary / "digests.json", {name: sha256(temporary / "content" / name) for name in names})
     return content

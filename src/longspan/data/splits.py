@@ -1,9 +1,11 @@
 """Documents, and the rules that divide them into train, valid and test splits."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import BinaryIO
 
 from longspan.errors import DataError, UnknownNameError
 from longspan.tokenizers import Unit
@@ -11,12 +13,13 @@ from longspan.tokenizers import Unit
 SPLITS = ("train", "valid", "test")
 HELD_OUT = SPLITS[1:]
 _SPLIT_NAMES = {"train": "train", "test": "test", **dict.fromkeys(("valid", "val", "dev", "validation"), "valid")}
+_SMALL = 1 << 20
 _WHITESPACE = b" \t\n\r\x0b\x0c"
 
 
 @dataclass(frozen=True)
 class Document:
-    """A file that is one document.
+    """A file that is one document or, if it has a `field`, JSON lines with a document in that field of every row.
 
     `name` is relative to the corpus, so it does not depend on where the corpus is. `split` is the split the file is
     named after, or None.
@@ -26,6 +29,7 @@ class Document:
     path: Path
     size: int
     split: str | None = None
+    field: str | None = None
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Piece:
     path: Path
     start: int
     stop: int
+    field: str | None = None
 
     @property
     def size(self) -> int:
@@ -53,7 +58,12 @@ class ByPercent:
         for document in documents:
             size = document.size
             first = size - size * (self.valid_percent + self.test_percent) // 100
-            found += _divide(document, first, size - size * self.test_percent // 100, split, unit)
+            second = size - size * self.test_percent // 100
+            if rows := _few_rows(document):
+                held = (max(1, len(rows) * percent // 100) for percent in (self.valid_percent, self.test_percent))
+                valid, test = held
+                first, second = rows[-valid - test], rows[-test]
+            found += _divide(document, first, second, split, unit)
         return found
 
 
@@ -79,7 +89,7 @@ class ByTail:
 
 @dataclass(frozen=True)
 class ByFile:
-    """One file per split."""
+    """The files of each split by name; `*` stands for any characters."""
 
     train: str
     valid: str
@@ -87,7 +97,7 @@ class ByFile:
 
     def pieces(self, documents: Sequence[Document], split: str, _: Unit) -> list[Piece]:
         wanted = {"train": self.train, "valid": self.valid, "test": self.test}[split]
-        return [full_piece(document) for document in documents if document.name == wanted]
+        return [full_piece(document) for document in documents if fnmatchcase(document.name, wanted)]
 
 
 @dataclass(frozen=True)
@@ -191,7 +201,7 @@ def describe_splits(documents: Sequence[Document], rule: SplitRule, unit: Unit) 
 
 
 def full_piece(document: Document) -> Piece:
-    return Piece(document.path, 0, document.size)
+    return Piece(document.path, 0, document.size, document.field)
 
 
 def _evenly_spaced(count: int, size: int) -> list[int]:
@@ -208,24 +218,27 @@ def _end_as_valid(documents: Sequence[Document], percent: int, unit: Unit) -> di
     for document in documents:
         at = document.size if document.size <= left else _next_boundary(document, left, unit)
         left = max(0, left - document.size)
-        found["train"].append(Piece(document.path, 0, at))
-        found["valid"].append(Piece(document.path, at, document.size))
+        found["train"].append(Piece(document.path, 0, at, document.field))
+        found["valid"].append(Piece(document.path, at, document.size, document.field))
     return found
 
 
 def _divide(document: Document, first: int, second: int, split: str, unit: Unit) -> list[Piece]:
     bounds = [0, _next_boundary(document, first, unit), _next_boundary(document, second, unit), document.size]
     k = SPLITS.index(split)
-    return [Piece(document.path, bounds[k], bounds[k + 1])]
+    return [Piece(document.path, bounds[k], bounds[k + 1], document.field)]
 
 
 def _next_boundary(document: Document, at: int, unit: Unit) -> int:
-    """The first position >= `at` that divides no token: any byte, the start of a character, or the start of a line."""
-    if unit == "byte":
+    """The first position >= `at` that divides no token: any byte, the start of a character, or the start of a line.
+
+    For JSON lines it is the start of a row.
+    """
+    if unit == "byte" and document.field is None:
         return at
     with document.path.open("rb") as file:
         file.seek(at)
-        if unit == "character":
+        if unit == "character" and document.field is None:
             ahead = file.read(4)
             return at + next((k for k, byte in enumerate(ahead) if byte & 0xC0 != 0x80), len(ahead))
         file.seek(max(at - 1, 0))
@@ -233,6 +246,25 @@ def _next_boundary(document: Document, at: int, unit: Unit) -> int:
             while (line := file.readline(1 << 20)) and not line.endswith(b"\n"):
                 pass
         return file.tell()
+
+
+def _few_rows(document: Document) -> list[int]:
+    """The offsets of the rows of a small file of JSON lines with three rows or more, else none.
+
+    Division by bytes could leave splits of a few rows empty.
+    """
+    if document.field is None or document.size > _SMALL:
+        return []
+    with document.path.open("rb") as file:
+        rows = [start for start, row in _lines(file) if row.strip()]
+    return rows if len(rows) >= 3 else []
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    for line in file:
+        yield at, line
+        at += len(line)
 
 
 def _trim(piece: Piece, reach: int = 4096) -> Piece:

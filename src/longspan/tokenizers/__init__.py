@@ -1,13 +1,15 @@
-"""Tokenizers: bytes, characters and words."""
+"""Tokenizers: bytes, characters, words and subwords."""
 
 import builtins
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from longspan.errors import CheckpointError
+from longspan.errors import CheckpointError, DataError
 from longspan.tokenizers.bytes import ByteTokenizer
 from longspan.tokenizers.characters import CharacterTokenizer
+from longspan.tokenizers.subwords import SubwordTokenizer
 from longspan.tokenizers.tokenizer import FORMAT, Ids, Tokenizer, Unit
 from longspan.tokenizers.words import WordTokenizer
 
@@ -16,9 +18,11 @@ __all__ = [
     "ByteTokenizer",
     "CharacterTokenizer",
     "Ids",
+    "SubwordTokenizer",
     "Tokenizer",
     "Unit",
     "WordTokenizer",
+    "read_tokenizer",
     "tokenizer_from_dict",
     "tokenizer_from_json",
 ]
@@ -27,6 +31,7 @@ KINDS: dict[str, type[Tokenizer]] = {
     "bytes": ByteTokenizer,
     "characters": CharacterTokenizer,
     "words": WordTokenizer,
+    "subwords": SubwordTokenizer,
 }
 
 
@@ -51,3 +56,23 @@ def tokenizer_from_json(text: str | builtins.bytes) -> Tokenizer:  # here `bytes
     except (ValueError, RecursionError):
         raise CheckpointError("the stored tokenizer is not JSON; it is damaged or from another program") from None
     return tokenizer_from_dict(values)
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer in a file or folder: a tokenizer.json of the `tokenizers` library or of a longspan model, or a file
+    with one word per line."""
+    path = path / "tokenizer.json" if path.is_dir() else path
+    if path.suffix != ".json":
+        return WordTokenizer.from_vocabulary(path)
+    try:
+        values = json.loads(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; name a tokenizer.json or its folder") from None
+    except (ValueError, RecursionError):
+        raise DataError(f"{path} is not JSON; it is damaged, or no tokenizer") from None
+    if not isinstance(values, dict) or "kind" not in values:
+        return SubwordTokenizer.from_file(path)
+    try:
+        return tokenizer_from_dict(values)
+    except CheckpointError as error:
+        raise DataError(f"{path} cannot be used: {error}") from None

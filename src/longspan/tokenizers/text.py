@@ -8,6 +8,11 @@ from pathlib import Path
 from longspan.errors import DataError
 
 BLOCK = 1 << 20
+# Encodings that are suggested, the more common first.
+_ENCODINGS = (
+    *("utf_16", "utf_16_le", "utf_16_be", "cp1252", "cp1251", "koi8_r", "cp932", "euc_jp", "gb18030", "big5"),
+    *("euc_kr", "cp1250", "cp1253", "cp1254", "cp1255", "cp1256"),
+)
 
 
 def read_blocks(path: Path, start: int = 0, stop: int | None = None, block: int = BLOCK) -> Iterator[bytes]:
@@ -51,7 +56,7 @@ def decode_utf8(blocks: Iterable[bytes], name: str) -> Iterator[str]:
             at = seen - held + error.start
             raise DataError(
                 f"{name} is not UTF-8 at byte {at} (0x{error.object[error.start]:02x}); "
-                f"use the tokenizer 'bytes', or convert it to UTF-8"
+                f"{encoding_hint(error.object, error.start)}, or use the tokenizer 'bytes'"
             ) from None
 
     for block in blocks:
@@ -59,6 +64,24 @@ def decode_utf8(blocks: Iterable[bytes], name: str) -> Iterator[str]:
             yield text
         seen += len(block)
     decode(b"", final=True)
+
+
+def encoding_hint(data: bytes, at: int = 0) -> str:
+    """What to do about data that is not UTF-8: the option with its likely encoding."""
+    found = likely_encoding(data[max(0, at - 2048) : at + 8192])
+    return f"it looks like {found}, so add --encoding {found}" if found else "give its encoding with --encoding"
+
+
+def likely_encoding(data: bytes) -> str | None:
+    """The encoding a text is probably in; None if that cannot be told."""
+    try:
+        from charset_normalizer import from_bytes
+    except ImportError:
+        return None
+    matches = from_bytes(data, cp_isolation=list(_ENCODINGS))
+    names = {name: match for match in matches for name in match.could_be_from_charset if name in _ENCODINGS}
+    ranks = {name: (match.chaos, -match.coherence, _ENCODINGS.index(name)) for name, match in names.items()}
+    return min(ranks, key=ranks.__getitem__).replace("_", "-") if ranks else None
 
 
 def universal_newlines(texts: Iterable[str]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -15,7 +15,7 @@ from longspan.errors import CheckpointError, DataError
 from longspan.tokenizers.text import read_blocks, to_bytes
 
 FORMAT = 1
-Unit = Literal["byte", "character", "word"]
+Unit = Literal["byte", "character", "word", "subword"]
 Ids = NDArray[Any]
 
 
@@ -31,6 +31,11 @@ class Tokenizer(ABC):
     @abstractmethod
     def unit(self) -> Unit:
         """The unit of a token. It decides the metric: bits per byte, bits per character or perplexity."""
+
+    @property
+    def document_end_id(self) -> int | None:
+        """The token that is added after every document of a corpus, or None. `encode` does not add it."""
+        return None
 
     @property
     @abstractmethod
@@ -67,6 +72,10 @@ class Tokenizer(ABC):
     def encode_prompt(self, text: str | bytes) -> Ids:
         """The ids of a text that will be continued: no end-of-line token after an unfinished last line."""
         return self._concatenate(self.encode_stream([to_bytes(text)], partial=True))
+
+    def encode_many(self, texts: Sequence[bytes], name: str = "the text", partial: bool = False) -> list[Ids]:
+        """The ids of several texts."""
+        return [self._concatenate(self.encode_stream([text], name, partial)) for text in texts]
 
     def encode_chunks(self, path: Path) -> Iterator[Ids]:
         """The ids of a file, in chunks."""

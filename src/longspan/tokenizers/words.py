@@ -23,12 +23,14 @@ _UNKNOWN_WORDS = (UNK, "<UNK>")
 class WordTokenizer(Tokenizer):
     """Word k of `words` has id k.
 
-    If the vocabulary has `<eos>`, every line ends in it, the last one included. Other words are `<unk>`, or an error if
-    the vocabulary has no `<unk>`. When decoded, a word is followed by a space, and `<eos>` is a newline.
+    If the vocabulary has `<eos>`, every line ends in it, the last one included. With a `boundary`, such as `<S>`, every
+    line begins with that instead, and the text ends in it. Other words are `<unk>`, or an error if the vocabulary has
+    no `<unk>`. When decoded, a word is followed by a space, and `<eos>` or the boundary is a newline.
     """
 
     words: tuple[str, ...]
     lower: bool = False
+    boundary: str | None = None
 
     kind: ClassVar[str] = "words"
 
@@ -42,6 +44,8 @@ class WordTokenizer(Tokenizer):
             if word in seen:
                 raise DataError(f"the vocabulary lists {word[:40]!r} twice; list each word once")
             seen.add(word)
+        if self.boundary is not None and self.boundary not in seen:
+            raise DataError(f"the vocabulary has no {self.boundary[:40]!r}, which begins every line; add it")
 
     @classmethod
     def from_counts(
@@ -50,16 +54,17 @@ class WordTokenizer(Tokenizer):
         special: Sequence[str] = (EOS, UNK),
         minimum: int = 1,
         lower: bool = False,
+        boundary: str | None = None,
     ) -> "WordTokenizer":
         """The special words, then the others by count, with ties in the order of `counts` (first appearance).
 
         This is the order of the authors' vocabulary.py: special symbols, then Counter.most_common.
         """
         kept = [word for word, count in counts.items() if count >= minimum and word not in special]
-        return cls((*special, *sorted(kept, key=lambda word: -counts[word])), lower)
+        return cls((*special, *sorted(kept, key=lambda word: -counts[word])), lower, boundary)
 
     @classmethod
-    def from_vocabulary(cls, path: Path, lower: bool = False) -> "WordTokenizer":
+    def from_vocabulary(cls, path: Path, lower: bool = False, boundary: str | None = None) -> "WordTokenizer":
         """The words of a file with one word per line, in order of id. The rest of a line (a count) is ignored."""
         text = "".join(universal_newlines(decode_utf8(read_blocks(path), str(path))))
         words: dict[str, int] = {}
@@ -73,7 +78,7 @@ class WordTokenizer(Tokenizer):
                     f"line {number} of the vocabulary {path} repeats {fields[0][:40]!r} of line {first}; remove one"
                 )
             words[fields[0]] = number
-        return cls(tuple(words), lower)
+        return cls(tuple(words), lower, boundary)
 
     @property
     def unit(self) -> Unit:
@@ -92,11 +97,19 @@ class WordTokenizer(Tokenizer):
         """The id of words outside the vocabulary, or None."""
         return next((self._ids[word] for word in _UNKNOWN_WORDS if word in self._ids), None)
 
+    @property
+    def boundary_id(self) -> int | None:
+        """The id of the token that begins every line, or None."""
+        return None if self.boundary is None else self._ids[self.boundary]
+
     @cached_property
     def _decoded_words(self) -> list[bytes]:
-        return [b"\n" if word == EOS else f"{word} ".encode() for word in self.words]
+        return [b"\n" if word in (EOS, self.boundary) else f"{word} ".encode() for word in self.words]
 
     def encode_stream(self, blocks: Iterable[bytes], name: str = "the text", partial: bool = False) -> Iterator[Ids]:
+        if self.boundary is not None:
+            yield from self._encode_lines(blocks, self.boundary, name, partial)
+            return
         last = "\n"
         for text in word_blocks(blocks, self.lower, name):
             last = text[-1]
@@ -105,6 +118,20 @@ class WordTokenizer(Tokenizer):
             yield np.array(self._look_up(words, name), self.dtype)
         if last != "\n" and EOS in self._ids and not partial:
             yield np.array([self._ids[EOS]], self.dtype)
+
+    def _encode_lines(self, blocks: Iterable[bytes], boundary: str, name: str, partial: bool) -> Iterator[Ids]:
+        """The boundary, then the lines with the boundary between them and at the end.
+
+        At the end of a block it belongs to the next one: a chunk of a text begins with it and does not end in it.
+        """
+        begins, found = True, False
+        for text in word_blocks(blocks, self.lower, name):
+            lines = (f"{boundary} " * begins + text.removesuffix("\n")).replace("\n", f" {boundary} ")
+            begins = text.endswith("\n")
+            yield np.array(self._look_up(lines.split(), name), self.dtype)
+            found = True
+        if found and not partial:
+            yield np.array([self._ids[boundary]], self.dtype)
 
     def _look_up(self, words: list[str], name: str) -> list[int]:
         ids, unknown = self._ids, self.unknown
@@ -122,18 +149,20 @@ class WordTokenizer(Tokenizer):
         return b"".join([self._decoded_words[k] for k in self._check_ids(ids).tolist()])
 
     def to_dict(self) -> dict[str, Any]:
-        return {"kind": self.kind, "format": FORMAT, "words": list(self.words), "lower": self.lower}
+        values = {"kind": self.kind, "format": FORMAT, "words": list(self.words), "lower": self.lower}
+        return values | ({} if self.boundary is None else {"boundary": self.boundary})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "WordTokenizer":
         words, lower = stored_value(values, "words", list), stored_value(values, "lower", bool)
+        boundary = stored_value(values, "boundary", str) if "boundary" in values else None
         for word in words:
             if not isinstance(word, str) or any("\ud800" <= c <= "\udfff" for c in word):
                 raise CheckpointError(
                     f"the stored tokenizer lists {str(word)[:40]!r}, which is not a word; it is damaged"
                 )
         try:
-            return cls(tuple(words), lower)
+            return cls(tuple(words), lower, boundary)
         except DataError as error:
             raise CheckpointError(f"the stored tokenizer is damaged: {error}") from None
 

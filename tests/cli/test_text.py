@@ -1,0 +1,113 @@
+"""Texts on the command line: tokenizers, formats, splits, sentences and models to start from."""
+
+import io
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+from longspan.data.corpora import CORPORA
+from longspan.text_model import load
+from tests.cli.conftest import Cli
+from tests.cli.test_train import SMALL, sets
+
+LINES = [f"Line {k} of a text about rivers and {'towns' if k % 3 else 'naïve cats'}." for k in range(60)]
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"body": line}) + "\n" for line in LINES))
+    return path
+
+
+def test_a_tokenizer_is_trained_used_and_compared(cli: Cli, rows: Path) -> None:
+    made = cli("tokenizer", "train", "--data", rows, "--field", "body", "--vocabulary", 300, "--out", "bpe")
+    assert (made.code, made.out.split()[:2]) == (0, ["tokens", "300"]), made.err
+    cli("tokenizer", "train", "--data", rows, "--vocabulary", 300, "--out", "bpe").refused("bpe")
+    cli("tokenizer", "train", "--data", rows, "--vocabulary", 300, "--out", "x").refused("line 1", "'body'")
+    cli("tokenizer", "train", "--data", rows, "--field", "body", "--vocabulary", 9, "--out", "x").refused("256")
+    given = sets(*SMALL, "training.steps=2", "training.validate_every=1", "data.tokenizer=bpe")
+    trained = cli("train", "--recipe", "tiny", "--data", rows, "--field", "body", *given, "--out", "run")
+    assert trained.code == 0, trained.err
+    assert "train: " in trained.err
+    assert " per byte" in trained.err
+    scored = cli("eval", "run", "--data", rows, "--split", "test", "--json").json
+    text = "".join(LINES[-3:])
+    total = scored["nats"] * scored["scored"]
+    assert scored["bits_per_byte"] == pytest.approx(total / math.log(2) / len(text.encode()))
+    assert scored["perplexity_per_word"] == pytest.approx(math.exp(total / sum(len(x.split()) for x in LINES[-3:])))
+    assert json.loads(Path("run/validation.jsonl").read_text().splitlines()[0])["bits_per_byte"] > 0
+    found = load("run").score(LINES[0])
+    assert found.bits_per_byte == pytest.approx(found.bits * found.scored / len(LINES[0].encode()))
+    assert cli("generate", "run", "-p", "Line", "-n", 5).code == 0
+
+
+def test_info_lists_files_and_tokens_of_every_split(cli: Cli, rows: Path) -> None:
+    result = cli("data", "info", rows, "--field", "body", "--tokenizer", "words")
+    assert result.code == 0, result.err
+    assert [line.partition(" tokens in rows.jsonl")[0] for line in result.out.splitlines()[:3]] == [
+        f"train: {sum(len(line.split()) + 1 for line in LINES[:54])}",
+        f"valid: {sum(len(line.split()) + 1 for line in LINES[54:57])}",
+        f"test: {sum(len(line.split()) + 1 for line in LINES[57:])}",
+    ]
+    splits = cli("data", "info", rows, "--field", "body", "--json").json["splits"]
+    assert {name: facts["documents"] for name, facts in splits.items()} == {"train": 54, "valid": 3, "test": 3}
+    cli("data", "info", rows).refused("line 1", "'body'")
+
+
+def test_standard_input(cli: Cli, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pipe() -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(rows.read_bytes())))
+
+    pipe()
+    assert cli("data", "info", "-", "--field", "body", "--json").json["splits"]["train"]["documents"] == 54
+    pipe()
+    given = sets(*SMALL, "training.steps=1")
+    assert cli("train", "--recipe", "tiny", "--data", "-", "--field", "body", *given, "--out", "run").code == 0
+    more = sets("training.steps=2")
+    assert cli("train", "--out", "run", "--resume", "auto", *more).code == 0  # the text is in the cache
+
+
+def test_fine_tuning_starts_from_a_model(cli: Cli, rows: Path, tmp_path: Path) -> None:
+    text = tmp_path / "new.txt"
+    text.write_text("rivers and rivers of cats. " * 40)
+    given = sets(*SMALL, "training.steps=2", "data.tokenizer=characters")
+    made = cli("train", "--recipe", "tiny", "--data", rows, "--field", "body", *given, "--out", "a")
+    assert made.code == 0, made.err
+    tuned = ["train", "--recipe", "tiny", "--data", text, "--init-from", "a"]
+    assert cli(*tuned, "--out", "b", *sets("training.steps=1", "training.lr=1e-30")).code == 0
+    first, second = (cli("eval", name, "--data", text, "--json").json["nats"] for name in "ab")
+    assert second == pytest.approx(first, abs=1e-6)
+    assert cli(*tuned, "--out", "c", *sets("training.steps=30", "training.lr=1e-2")).code == 0
+    assert cli("eval", "c", "--data", text, "--json").json["nats"] < first - 0.3
+    Path("a").rename("moved")
+    assert cli("train", "--out", "c", "--resume", "auto", *sets("training.steps=31")).code == 0
+    tuned[-1] = "moved"
+    cli(*tuned, "--out", "d", *sets("data.tokenizer=bytes")).refused("bytes", "characters", "data.tokenizer")
+    cli(*tuned, "--out", "d", *sets("model.width=48")).refused("moved", "do not fit")
+    cli(*tuned[:-1], "none", "--out", "d").refused("none")
+
+
+def test_sentences_are_scored_with_an_empty_memory(cli: Cli, tmp_path: Path) -> None:
+    folder = CORPORA["lm1b"].folder(tmp_path / "cache")
+    folder.mkdir(parents=True)
+    (folder / "news.en-00001-of-00100").write_text("the cat sat on the mat .\nthe dog sat .\n" * 40)
+    (folder / "news.en.heldout-00000-of-00050").write_text("the dog sat on the cat .\nthe mat .\na dog .\n")
+    given = sets("model.layers=1", "model.width=16", "model.heads=2", "training.steps=30", "training.lr=0.01")
+    given += sets("data.tokenizer=lm1b-authors")
+    made = cli("train", "--recipe", "tiny", "--data", "lm1b", *given, "--out", "run")
+    assert made.code == 0, made.err
+    packed, apart = (
+        cli("eval", "run", "--data", "lm1b", "--split", "test", *flags, "--json").json
+        for flags in ([], ["--sentences"])
+    )
+    assert packed["scored"] == apart["scored"] == 7 + 3 + 3 + 3
+    model = load("run")
+    each = [model.score(line) for line in ("the dog sat on the cat .", "the mat .", "a dog .")]
+    assert apart["nats"] == pytest.approx(sum(one.nats * one.scored for one in each) / 16, rel=1e-5)
+    assert packed["nats"] != pytest.approx(apart["nats"], rel=1e-4)
+    held_out = folder / "news.en.heldout-00000-of-00050"
+    cli("eval", "--data", held_out, "--sentences").refused("--sentences")

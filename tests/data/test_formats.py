@@ -1,0 +1,212 @@
+"""Input formats: every one gives the same documents, splits and errors with the line and the fix."""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from longspan.data import open_corpus
+from longspan.data.sources import read_standard_input
+from longspan.data.splits import SPLITS
+from longspan.errors import DataError
+from longspan.tokenizers import Tokenizer
+from longspan.tokenizers.text import likely_encoding
+from longspan.tokenizers.train_subwords import train_subwords
+
+TEXTS = [f"Text {k}: naïve\nrivers, 猫.\n" * (1 + k % 3) for k in range(40)]
+
+
+def rows(texts: list[str], field: str = "text") -> bytes:
+    return b"".join(json.dumps({"id": k, field: text}).encode() + b"\n" for k, text in enumerate(texts))
+
+
+def documents(path: Path, split: str | None, cache: Path, tokenizer: Any = None, **options: Any) -> list[str]:
+    """The documents of a split, decoded."""
+    found = open_corpus(path, split, tokenizer, cache=cache, **options)
+    ends = [*found.starts[1:].tolist(), len(found)]
+    return [found.tokenizer.decode(found.ids[a:b]) for a, b in zip(found.starts.tolist(), ends, strict=True)]
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson.gz", "a.jsonl.xz", "a.jsonl.bz2", "a.jsonl.zst"])
+def test_rows_of_json_lines_are_documents(name: str, tmp_path: Path, cache: Path) -> None:
+    data = rows(TEXTS)
+    if name.endswith(".zst"):
+        compressed = pytest.importorskip("zstandard").compress(data)
+    else:
+        compress = {".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
+        compressed = compress.get(Path(name).suffix, bytes)(data)
+    (tmp_path / name).write_bytes(compressed)
+    assert documents(tmp_path / name, None, cache) == TEXTS
+    parts = [documents(tmp_path / name, split, cache) for split in SPLITS]
+    assert parts == [TEXTS[:36], TEXTS[36:38], TEXTS[38:]]
+    found = open_corpus(tmp_path / name, cache=cache)
+    text = "".join(TEXTS).encode()
+    assert (found.bytes, found.words) == (len(text), len(text.split()))
+
+
+def test_zstandard_files_with_several_frames_and_damaged_ones(tmp_path: Path, cache: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    path, data = tmp_path / "a.txt.zst", b"some text " * 1000
+    packed = zstandard.compress(data)
+    path.write_bytes(packed * 3)
+    assert open_corpus(path, cache=cache).ids.tobytes() == data * 3
+    for damaged in (packed[:-1], packed + packed[:9], packed + b"x" * 9, b"", b"not zstandard"):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"a\.txt\.zst"):
+            open_corpus(path, cache=cache)
+
+
+def test_large_json_lines_are_divided_between_rows(tmp_path: Path, cache: Path) -> None:
+    texts = [f"{k} " * 20_000 for k in range(100)]
+    (tmp_path / "a.jsonl").write_bytes(rows(texts).replace(b"\n", b"\r\n\n"))
+    parts = [documents(tmp_path / "a.jsonl", split, cache) for split in SPLITS]
+    assert [text for part in parts for text in part] == texts
+    assert [len(part) for part in parts[1:]] == [5, 4]
+
+
+def test_documents_end_in_their_token(tmp_path: Path, cache: Path) -> None:
+    tokenizer = train_subwords(TEXTS, 300, document_end="<|end|>")
+    (tmp_path / "a.jsonl").write_bytes(rows(["", *TEXTS]))
+    found = open_corpus(tmp_path / "a.jsonl", None, tokenizer, cache=cache)
+    expected = [id for text in TEXTS for id in [*tokenizer.encode(text).tolist(), 0]]
+    assert found.ids.tolist() == expected
+    assert found.starts.tolist() == [0, *(k + 1 for k, id in enumerate(expected[:-1]) if id == 0)]
+
+
+def test_rows_that_cannot_be_read_are_named(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    good = rows(TEXTS[:2])
+    for row, words in (
+        (b'{"body": "x"}', ["no field 'text'", "'body'", "--field"]),
+        (b"[1]", ["not a JSON object"]),
+        (b"{x", ["not JSON"]),
+        (b'{"text": 7}', ["'7'"]),
+        (b'{"text": "\\ud800"}', ["surrogate"]),
+        ('{"text": "Die Straße überquert die Brücke für zwölf Euro"}'.encode("cp1252"), ["not UTF-8", "cp1252"]),
+    ):
+        path.write_bytes(good + row + b"\n")
+        with pytest.raises(DataError, match=r"line 3 of .*a\.jsonl") as caught:
+            open_corpus(path, cache=cache)
+        assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_a_field_can_be_named(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.jsonl").write_bytes(rows(["x", "y"], "body"))
+    (tmp_path / "texts" / "b.txt").write_bytes(b"plain text")
+    (tmp_path / "texts" / "c.txt").write_bytes(rows(["z"], "body"))
+    found = documents(tmp_path / "texts", None, cache, field="body")
+    assert found == ["x", "y", "plain text", "z"]
+    with pytest.raises(DataError, match="enwik8"):
+        open_corpus("enwik8", cache=cache, field="body")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_tables(kind: str, tmp_path: Path, cache: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({"text": [*TEXTS, None], "n": range(len(TEXTS) + 1)})
+    path = tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        parquet.write_table(table, path)
+    else:
+        with pyarrow.ipc.new_stream(str(path), table.schema) as out:
+            out.write_table(table)
+    assert documents(path, None, cache) == TEXTS
+    assert [len(documents(path, split, cache)) for split in SPLITS] == [36, 2, 2]
+    for field, words in (("n", "int64"), ("body", "text, n")):
+        with pytest.raises(DataError, match=words):
+            open_corpus(path, cache=cache, field=field)
+    path.write_bytes(b"damaged")
+    with pytest.raises(DataError, match=f"a.{kind}"):
+        open_corpus(path, cache=cache)
+
+
+def test_the_files_of_a_saved_data_set(tmp_path: Path, cache: Path) -> None:
+    """The folder as `datasets` writes it: only the tables that state.json lists are text."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parts = {"train": TEXTS[:30], "validation": TEXTS[30:36], "test": TEXTS[36:]}
+    for name, texts in parts.items():
+        folder = tmp_path / "saved" / name
+        folder.mkdir(parents=True)
+        table = pyarrow.table({"text": texts})
+        for file in ("data-00000-of-00001.arrow", "cache-0123.arrow"):
+            with pyarrow.ipc.new_stream(str(folder / file), table.schema) as out:
+                out.write_table(table)
+        (folder / "dataset_info.json").write_text("{}")
+        (folder / "state.json").write_text('{"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}')
+    (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "validation", "test"]}')
+    assert [documents(tmp_path / "saved", split, cache) for split in SPLITS] == list(parts.values())
+
+
+def test_data_sets_saved_to_disk(tmp_path: Path, cache: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    parts = {"train": TEXTS[:30], "validation": TEXTS[30:36], "test": TEXTS[36:]}
+    made = {name: datasets.Dataset.from_dict({"text": texts}) for name, texts in parts.items()}
+    datasets.DatasetDict(made).save_to_disk(
+        str(tmp_path / "saved"), num_shards={"train": 2, "validation": 1, "test": 1}
+    )
+    assert [documents(tmp_path / "saved", split, cache) for split in SPLITS] == list(parts.values())
+    made["train"].save_to_disk(str(tmp_path / "one"))
+    assert documents(tmp_path / "one", None, cache) == parts["train"]
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-16", "utf-8-sig", "utf-16-le"])
+def test_encodings(encoding: str, tmp_path: Path, cache: Path) -> None:
+    text = "Die Straße überquert die Brücke.\n" * 20
+    (tmp_path / "a.txt").write_bytes(text.encode(encoding))
+    assert documents(tmp_path / "a.txt", None, cache, "characters", encoding=encoding) == [text]
+    (tmp_path / "a.jsonl").write_bytes((json.dumps({"text": text}, ensure_ascii=False) + "\n").encode(encoding))
+    assert documents(tmp_path / "a.jsonl", None, cache, "characters", encoding=encoding) == [text]
+
+
+def test_errors_suggest_the_encoding(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("Der Bäcker verkauft Brötchen für zwölf Euro auf der Straße.".encode("latin-1"))
+    with pytest.raises(DataError, match=r"byte 5 .*--encoding cp1252"):
+        open_corpus(path, tokenizer="words", cache=cache)
+    with pytest.raises(DataError, match="cp932"):
+        open_corpus(path, tokenizer="words", cache=cache, encoding="cp932")
+    for encoding in ("latin-0", "base64", "\0"):
+        with pytest.raises(DataError, match="encoding"):
+            open_corpus(path, cache=cache, encoding=encoding)
+    russian = "Все счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива по-своему."
+    japanese = "吾輩は猫である。名前はまだ無い。どこで生れたかとんと見当がつかぬ。"
+    for text, encoding in ((russian, "cp1251"), (russian, "koi8-r"), (japanese, "cp932"), (japanese, "euc-jp")):
+        assert likely_encoding(text.encode(encoding)) == encoding
+
+
+def test_standard_input_is_a_file(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(rows(TEXTS))))
+        path = read_standard_input(cache)
+        assert documents(path, None, cache, field="text") == TEXTS
+    assert len(list(path.parent.iterdir())) == 1
+
+
+def test_without_an_extra_the_error_names_it(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in (("zstandard", "a.txt.zst"), ("pyarrow", "a.parquet")):
+        (tmp_path / name).write_bytes(b"x")
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(DataError, match=r"pip install 'longspan\["):
+            open_corpus(tmp_path / name, cache=cache)
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "characters", "words", train_subwords(TEXTS, 300)])
+def test_word_and_byte_counts(tokenizer: str | Tokenizer, tmp_path: Path, cache: Path) -> None:
+    text = " a\tb  c\r\nd \x0b\x0ce\x1cf é\u00a0g " * 50
+    (tmp_path / "a").write_bytes(text.encode())
+    found = open_corpus(tmp_path / "a", None, tokenizer, cache=cache)
+    assert (found.bytes, found.words) == (len(text.encode()), len(text.encode().split()))
+    assert isinstance(found.ids, np.memmap)

@@ -7,6 +7,11 @@ import difflib
 from collections.abc import Iterable
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 token` or `2 tokens`."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 class LongspanError(Exception):
     """A problem the user can fix."""
 
@@ -16,17 +21,21 @@ class ConfigError(LongspanError):
 
 
 class UnknownNameError(ConfigError):
-    """A name that is not in a list of known names. The message suggests the closest one."""
+    """A name that is not in a list of known names. The message suggests `meant`, or the closest one, and ends with
+    `otherwise`, another thing to do."""
 
-    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+    def __init__(
+        self, what: str, name: str, known: Iterable[str], *, meant: str | None = None, otherwise: str = ""
+    ) -> None:
         known = sorted(known)
         # The table that all names share is left out, or any two of its keys would look alike.
         table = name[: name.rfind(".") + 1]
         table = table if all(key.startswith(table) for key in known) else ""
         rest = {key.removeprefix(table): key for key in known}
         near = difflib.get_close_matches(name.removeprefix(table), rest, n=1, cutoff=0.6)
-        hint = f"did you mean {rest[near[0]]!r}?" if near else f"known: {', '.join(known) or 'none'}"
-        super().__init__(f"no {what} called {name!r}; {hint}")
+        meant = meant or (rest[near[0]] if near else None)
+        hint = f"did you mean {meant!r}?" if meant else f"known: {', '.join(known) or 'none'}"
+        super().__init__(f"no {what} called {name!r}; {hint}{f' ({otherwise})' * bool(otherwise)}")
 
 
 class CheckpointError(LongspanError):

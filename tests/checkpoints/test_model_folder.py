@@ -101,7 +101,7 @@ def test_overrides(tmp_path: Path, small: Small) -> None:
 @pytest.mark.parametrize(
     ("overrides", "pattern"),
     [
-        ({"layers": 3}, "'layers'.*clamp, memory"),
+        ({"layers": 3}, "'layers'.*clamp, discount, memory"),
         ({"memry": 3}, "'memry'.*'memory'"),
         ({"pointer": 3}, "transformer-xl.*'pointer'"),
         ({"memory": -1}, r"memory=-1"),

@@ -43,7 +43,7 @@ def test_the_list_of_keys_is_frozen() -> None:
         vocabulary weight_dropout width window window_blocks zoneout
     """
     assert sorted(MODEL_KEYS) == frozen.split()
-    assert sorted(READING_KEYS) == ["clamp", "memory", "pointer", "same_length", "segment", "temperature"]
+    assert sorted(READING_KEYS) == ["clamp", "discount", "memory", "pointer", "same_length", "segment", "temperature"]
 
 
 def test_info_counts(cli: Cli, model: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_model_folder_and_its_card(cli: Cli, model: Path) -> None:
         (["--set", "model.width=17", "--set", "model.heads=2", "x"], ["17", "16 or 18"]),
         (["--set", "model.norm=middle", "x"], ["model.norm", "'middle'"]),
         (["--family", "vanilla", "--set", "reading.memory=3", "x"], ["'memory'", "vanilla"]),
-        (["--tokens", "none.txt", "x"], ["none.txt"]),
+        (["--tokenizer", "none.txt", "x"], ["none.txt"]),
         (["--set", "model=3", "x"], ["model=3", "--set model.layers=6"]),
         (["--set", "reading=3", "x"], ["reading=3", "--set reading.memory=640"]),
         (["--set", "model.width=1000000", "x"], ["GiB", "smaller"]),
@@ -134,7 +134,7 @@ def test_an_imported_model_has_the_losses_of_transformers(cli: Cli, name: str) -
     expected = load_file(FIXTURES / same_as / "expected.safetensors")
     count = json.loads((FIXTURES / name / "config.json").read_text())["vocab_size"]
     Path("vocab.txt").write_text("".join(f"word{i}\n" for i in range(count)))
-    assert cli("import", FIXTURES / name, "i", "--tokens", "vocab.txt").code == 0
+    assert cli("import", FIXTURES / name, "i", "--tokenizer", "vocab.txt").code == 0
     Path("t.txt").write_text(" ".join(f"word{i}" for i in expected["tokens"][0].tolist()))
     result = cli("eval", "i", "--data", "t.txt", "--segment", int(expected["segment"]), "--losses", "l.npy")
     assert result.code == 0, result.err
@@ -144,7 +144,7 @@ def test_an_imported_model_has_the_losses_of_transformers(cli: Cli, name: str) -
 @pytest.mark.parametrize("tokens", ["bytes", FIXTURES / "vocabulary" / "cased-vocab.pkl"])
 def test_import_refuses_a_vocabulary_of_another_size(cli: Cli, tokens: str | Path) -> None:
     """The fixture has 23 tokens, bytes 256 and the vocabulary 16."""
-    cli("import", FIXTURES / "plain", "i", "--tokens", tokens).refused("23", "256" if tokens == "bytes" else "16")
+    cli("import", FIXTURES / "plain", "i", "--tokenizer", tokens).refused("23", "256" if tokens == "bytes" else "16")
     assert not Path("i").exists()
 
 
@@ -156,7 +156,7 @@ def test_import_with_the_vocabulary_of_transformers(cli: Cli) -> None:
     folder.mkdir()
     save_file(small, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(settings | {"vocab_size": 16}))
-    result = cli("import", folder, "i", "--tokens", FIXTURES / "vocabulary" / "cased-vocab.pkl")
+    result = cli("import", folder, "i", "--tokenizer", FIXTURES / "vocabulary" / "cased-vocab.pkl")
     assert result.code == 0, result.err
     assert longspan.load("i").tokenizer.encode("The cat").tolist() == [5, 6, 0]
 
@@ -166,17 +166,17 @@ def test_import_of_the_authors_state_dict_and_a_vocabulary(cli: Cli) -> None:
     expected = load_file(FIXTURES / "adaptive_div4" / "expected.safetensors")
     count = json.loads((folder / "config.json").read_text())["vocab_size"]
     Path("vocab.txt").write_text("".join(f"word{i}\n" for i in range(count)))
-    result = cli("import", folder / "model.pt", "a", "--tokens", "vocab.txt", "--config", folder / "config.json")
+    result = cli("import", folder / "model.pt", "a", "--tokenizer", "vocab.txt", "--config", folder / "config.json")
     assert result.code == 0, result.err
     model = longspan.load("a")
     score = model.model.losses(expected["tokens"][:, :8], expected["tokens"][:, 1:9])[0]
     np.testing.assert_allclose(score.detach().numpy(), expected["losses"][:, :8].numpy(), atol=1e-5)
     Path("short.txt").write_text("a\nb\n")
-    cli("import", folder / "model.pt", "b", "--tokens", "short.txt", "--config", folder / "config.json").refused(
+    cli("import", folder / "model.pt", "b", "--tokenizer", "short.txt", "--config", folder / "config.json").refused(
         "short.txt"
     )
-    cli("import", folder / "model.pt", "b", "--tokens", "vocab.txt").refused("--config")
-    cli("import", "nowhere", "b", "--tokens", "bytes").refused("nowhere")
+    cli("import", folder / "model.pt", "b", "--tokenizer", "vocab.txt").refused("model.pt", "config")
+    cli("import", "nowhere", "b", "--tokenizer", "bytes").refused("nowhere")
     assert not Path("b").exists()
 
 
@@ -221,3 +221,18 @@ def test_short_commands_do_not_import_the_compiler(line: str) -> None:
 def cpu_seconds_of_children() -> float:
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
+
+
+def test_an_unknown_command_names_the_known_ones(cli: Cli) -> None:
+    cli("download").refused("'download'", "generate", "train")
+    cli("tarin").refused("'tarin'", "'train'")
+    cli("data", "fetch").refused("'fetch'", "get", "list")
+
+
+def test_the_former_name_of_the_tokenizer_option_still_works(cli: Cli) -> None:
+    small = ["--set", "model.layers=1", "--set", "model.width=16", "--set", "model.vocabulary=70"]
+    assert cli("init", "--tokens", "characters", *small, "a").code == 0
+    assert cli("init", "--tokenizer", "characters", *small, "b").code == 0
+    assert [cli("info", name, "--json").json["tokenizer"] for name in "ab"] == ["characters"] * 2
+    assert "--tokens" not in cli("init", "--help").out
+    cli("import", FIXTURES / "plain", "i").refused("--tokenizer")

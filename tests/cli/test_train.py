@@ -69,13 +69,14 @@ def test_errors_name_the_cause_and_leave_no_files(cli: Cli, novel: Path) -> None
     cli(*small, "--data", novel, "--out", "run", "--seed", -1).refused("training.seed=-1")
     cli(*small, "--data", novel, "--out", "run", "--seed", 2**70).refused("training.seed")
     cli(*small, "--data", novel, "--out", "run", "--set", "model.width=1000000").refused("GiB")
-    cli(*small, "--data", novel, "--out", novel).refused(f"--out {novel}", "file")
+    cli(*small, "--data", novel, "--out", novel).refused(f"{novel} is a file")
     Path("n\udcffame.txt").write_bytes(novel.read_bytes())
-    cli(*small, "--data", "n\udcffame.txt", "--out", "run").refused("--data", "UTF-8")
+    cli(*small, "--data", "n\udcffame.txt", "--out", "run").refused("data.corpus", "UTF-8")
     cli(*small, "--data", novel, "--out", "run", "--set", "name=n\udcff").refused("name=", "UTF-8")
-    cli(*small, "--data", ".", "--out", "run").refused("--out run", "data")
+    cli(*small, "--data", ".", "--out", "run").refused("run is inside", "data")
     cli(*small, "--data", novel).refused("--out")
-    cli("train", "--out", "run", "--resume", "auto").refused("--recipe")
+    cli("train", "--out", "run", "--resume", "auto").refused("no run in run", "recipe")
+    cli("train", "--out", "run").refused("no recipe")
     assert not Path("run").exists()
 
 
@@ -110,8 +111,8 @@ def test_a_family_without_memory_refuses_settings_it_cannot_use(cli: Cli, novel:
 def test_a_changed_recipe_or_text_is_refused(cli: Cli, novel: Path) -> None:
     small = ["train", "--recipe", "tiny", "--data", novel, "--out", "run", *sets(*SMALL)]
     assert cli(*small).code == 0
-    cli(*small).refused("--out run", "--resume auto")
-    cli(*small, "--resume", "auto", "--set", "model.layers=2").refused("model.layers=1", " 2;", "--out")
+    cli(*small).refused("run already", "--resume auto")
+    cli(*small, "--resume", "auto", "--set", "model.layers=2").refused("run has model.layers=1", " 2;")
     novel.write_bytes(novel.read_bytes() + b"The end.\n" * 50)
     cli(*small, "--resume", "auto", "--set", "training.steps=15").refused("novel.txt", "fingerprint")
 
@@ -155,7 +156,7 @@ def test_a_checkpoint_alone_can_be_resumed(cli: Cli, novel: Path) -> None:
     again = cli("train", "--resume", "mine", "--out", "branch")
     assert (again.code, again.out) == (0, "finished after step 12: branch\n")
     cli("train", "--resume", "run/best", "--recipe", "run/recipe.toml", "--out", "c").refused("run/best")
-    cli("train", "--out", "mine", "--resume", "auto").refused("--out mine")
+    cli("train", "--out", "mine", "--resume", "auto").refused("mine is not empty")
     assert not Path("c").exists()
 
 
@@ -163,7 +164,7 @@ def test_the_fix_for_a_loss_that_is_not_finite_works(cli: Cli, novel: Path) -> N
     small = ["train", "--recipe", "tiny", "--data", novel, *sets(*SMALL)]
     early = cli(*small, "--out", "a", "--set", "training.lr=1e38")
     assert early.code == 2
-    assert early.err.endswith("another --out with a lower training.lr\n")
+    assert early.err.endswith("another folder with a lower training.lr\n")
     late = cli(*small, "--out", "b b", *sets("training.lr=1e20", "training.clip=0", "training.save_every=1"))
     assert "--resume 'b b' --out ANOTHER --set training.lr=..." in late.err
     assert cli(*small, "--out", "c", "--set", "training.steps=6").code == 0
@@ -178,11 +179,11 @@ def test_a_broken_best_is_skipped_with_one_warning_and_kept(cli: Cli, novel: Pat
     result = cli("eval", "run", "--data", novel, "--split", "test")
     assert result.code == 0
     assert result.err.startswith("longspan: warning: best ")
-    assert result.err.count("\n") == 1
+    assert result.err.count("warning") == 1
     longer = cli("train", "--resume", "auto", *small, *sets("training.steps=12"))
     assert longer.code == 0, longer.err
     assert Path("run/broken-best").is_dir()
-    assert cli("eval", "run", "--data", novel, "--split", "test").err == ""
+    assert "warning" not in cli("eval", "run", "--data", novel, "--split", "test").err
 
 
 def test_more_patience_continues_a_run_that_stopped_early(cli: Cli, novel: Path) -> None:
@@ -214,14 +215,14 @@ def test_files_named_after_splits_are_listed_and_not_mixed(cli: Cli, flat: Path)
     result = cli(*run, "--out", "run")
     assert result.code == 0, result.err
     assert [line for line in result.err.splitlines() if line.endswith(".txt")] == [
-        "train: train.txt",
-        "valid: valid.txt",
-        "test: test.txt",
+        "train: 400 tokens in train.txt",
+        "valid: 400 tokens in valid.txt",
+        "test: 400 tokens in test.txt",
     ]
-    assert cli(*run, "--dry-run").err.splitlines()[0] == "longspan: train: train.txt"
+    assert cli(*run, "--dry-run").err.splitlines()[0] == "longspan: train: 400 tokens in train.txt"
     scored = cli("eval", "run", "--data", flat, "--split", "test", "--json")
     assert (scored.json["split"], scored.json["files"]) == ("test", ["test.txt"])
-    assert scored.err == "longspan: test: test.txt\n"
+    assert scored.err == "longspan: test: 400 tokens in test.txt\n"
     alone = cli("eval", "run", "--data", flat / "train.txt", "--json").json["nats"]
     assert cli("eval", "run", "--data", flat, "--split", "train", "--json").json["nats"] == alone
     (flat / "train.txt").rename(flat / "a.txt")
@@ -244,7 +245,7 @@ def test_the_splits_of_a_recipe_are_used_for_scoring(cli: Cli, flat: Path) -> No
         *given,
     )
     assert result.code == 0, result.err
-    assert "train: train.txt" in result.err.splitlines()
+    assert "train: 400 tokens in train.txt" in result.err.splitlines()
     assert json.loads(Path("run/run.json").read_text())["data"]["tokens"] == 400
     assert f'test = "{flat / "test.txt"}"' in Path("run/recipe.toml").read_text()
     for model in ("run", "run/best", "run/checkpoint-6"):
@@ -274,14 +275,12 @@ def test_files_that_cannot_be_a_split_are_refused(cli: Cli, flat: Path) -> None:
 
 def test_json_lines_give_one_warning(cli: Cli, novel: Path) -> None:
     lines = "".join(json.dumps({"text": line}) + "\n" for line in novel.read_text().splitlines())
-    Path("novel.jsonl").write_text(lines)
-    result = cli(
-        "train", "--recipe", "tiny", "--data", "novel.jsonl", "--out", "run", *sets(*SMALL, "training.steps=6")
-    )
+    Path("rows.txt").write_text(lines)
+    result = cli("train", "--recipe", "tiny", "--data", "rows.txt", "--out", "run", *sets(*SMALL, "training.steps=6"))
     assert result.code == 0, result.err
     assert [line.startswith("longspan: warning: ") for line in result.err.splitlines()].count(True) == 1
-    assert "novel.jsonl" in result.err.splitlines()[0]
-    assert "novel.jsonl" in cli("eval", "run", "--data", "novel.jsonl", "--split", "test").err
+    assert "rows.txt" in result.err.splitlines()[0]
+    assert "rows.txt" in cli("eval", "run", "--data", "rows.txt", "--split", "test").err
 
 
 def test_rare_words_become_unk(cli: Cli, novel: Path) -> None:

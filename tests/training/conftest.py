@@ -19,6 +19,7 @@ from longspan.training.loop import Trainer
 from longspan.training.observer import Observer
 from longspan.training.observers.checkpoints import Checkpoints
 from longspan.training.observers.metrics import Metrics, read_lines
+from longspan.training.processes import ALONE, Processes
 from longspan.training.recipe import Recipe, build_recipe
 
 Make = Callable[..., Recipe]
@@ -65,11 +66,18 @@ def make_recipe(**changes: Any) -> Recipe:
 
 
 def train(
-    recipe: Recipe, out: Path, text: Encoded, monkeypatch: pytest.MonkeyPatch, *more: Observer, **options: Any
+    recipe: Recipe,
+    out: Path,
+    text: Encoded,
+    monkeypatch: pytest.MonkeyPatch,
+    *more: Observer,
+    processes: Processes = ALONE,
+    **options: Any,
 ) -> run.Outcome:
-    monkeypatch.setattr(run, "open_text", lambda recipe, split: text)
+    monkeypatch.setattr(run, "open_text", lambda recipe, split, *_: text)
     training = recipe.training
-    observers = [Metrics(out), *more, Checkpoints(out, training.save_every, training.keep)]
+    metrics = [Metrics(out)] if processes.is_first else []
+    observers = [*metrics, *more, Checkpoints(out, training.save_every, training.keep)]
     return run.train(recipe, out, observers=observers, **options)
 
 

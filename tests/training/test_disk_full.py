@@ -54,7 +54,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint(room: int, tmp_path: Path, m
 
 def test_metrics_that_cannot_be_written_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "run"
-    monkeypatch.setattr(run, "open_text", lambda recipe, split: make_text(300))
+    monkeypatch.setattr(run, "open_text", lambda recipe, split, *_: make_text(300))
 
     class FillDisk(Observer):
         def after_step(self, trainer: Trainer) -> None:

@@ -205,7 +205,7 @@ def test_events_that_cannot_be_written_stop_the_run(tmp_path: Path, monkeypatch:
                 board.records._writer = board.file
 
     board = TensorBoard(tmp_path / "run")
-    with pytest.raises(TrainingError, match=r"tfevents.*No space left on device.*--resume auto"):
+    with pytest.raises(TrainingError, match=r"tfevents.*No space left on device.*resume"):
         train(make_recipe(training_save_every=100), tmp_path / "run", make_text(), monkeypatch, board, FillDisk())
 
 
@@ -299,8 +299,8 @@ def test_pointer_weights_that_are_never_trained_are_refused() -> None:
 def test_a_segment_longer_than_the_text_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     _, trainer = run.make_trainer(make_recipe(training_segment=1000, training_memory=0), make_text(41), CPU)
-    objective = trainer.objective
-    monkeypatch.setattr(trainer, "objective", lambda *inputs: seen.append(inputs[0].shape) or objective(*inputs))
+    objective = trainer.own_objective
+    monkeypatch.setattr(trainer, "own_objective", lambda *inputs: seen.append(inputs[0].shape) or objective(*inputs))
     preflight(trainer)
     assert seen == [(1, 10), (2, 10)]
 

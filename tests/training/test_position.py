@@ -55,8 +55,8 @@ class Stop(Observer):
     def begin(self, trainer: Trainer) -> None:
         inner, streams = trainer.streams.next, trainer.streams
 
-        def recording(segment: int) -> object:
-            batch = inner(segment)
+        def recording(segment: int, rows: None) -> object:
+            batch = inner(segment, rows)
             self.read.append(batch.tokens)
             return batch
 

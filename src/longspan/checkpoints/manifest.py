@@ -20,6 +20,8 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 MANIFEST_LIMIT = 1 << 22
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+SHARD = re.compile(r"shard-[0-9]{5,}-[A-Za-z0-9-]+\.safetensors")
+"""The part of one process in a checkpoint that several wrote. Shards take the place of all other safetensors files."""
 CARD = "README.md"
 """The model card. Users may edit it, so only its presence is checked, not its contents."""
 # An unlisted file with one of these suffixes could be mistaken for part of the model, so it is an error.
@@ -52,6 +54,8 @@ def verify(found: Path, path: Path, keep: Collection[str]) -> Verified:
         for file in found.iterdir():
             if file.suffix in DATA_SUFFIXES and file.name not in entries and file.name != MANIFEST:
                 raise CheckpointError(f"{path / file.name} is not in the manifest; move it out of the folder")
+        if shards := {name for name in entries if SHARD.fullmatch(name)}:
+            keep = shards | {name for name in keep if not name.endswith(".safetensors")}
         if missing := sorted(set(keep) - set(entries)):
             raise CheckpointError(f"{path} has no {missing[0]}; it is damaged or not a folder of this kind")
         contents = {

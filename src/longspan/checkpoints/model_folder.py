@@ -20,15 +20,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from longspan import config
 from longspan.checkpoints import store
-from longspan.checkpoints.manifest import CARD, MANIFEST, Verified, read_json
+from longspan.checkpoints.manifest import CARD, MANIFEST, SHARD, Entry, Verified, read_json
+from longspan.checkpoints.shards import read_tensors
 from longspan.checkpoints.store import CheckpointWarning, Content
 from longspan.checkpoints.upgrade import upgrade_config, upgrade_name
-from longspan.checkpoints.weights import fill, meta_weights, parse_weights, require_match, save_weights, weights_of
+from longspan.checkpoints.weights import MISMATCH, fill, full_weights, meta_weights, require_match, weights_of
 from longspan.contract import LanguageModel
-from longspan.errors import CheckpointError, ConfigError, LongspanError, UnknownNameError
+from longspan.errors import CheckpointError, ConfigError, LongspanError, UnknownNameError, counted
 from longspan.models import families
 from longspan.reading import Reading
 from longspan.shapes import Tensor
@@ -60,11 +62,25 @@ def save_model(
     opening: str = "",
     extra: Mapping[str, Content] | None = None,
     replace: bool = False,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> str:
     """Write a MODEL folder atomically and return its hash. `extra` files are added to the folder and its manifest.
 
     The card starts with the Markdown in `opening`, title included; `notes` say where the model comes from.
     """
+    files: dict[str, Content] = {
+        **description(model, tokenizer, notes=notes, opening=opening),
+        WEIGHTS: partial(save_file, dict(weights or full_weights(model))),
+    }
+    entries = store.write_folder(path, files | dict(extra or {}), replace=replace)
+    identity = {"family": families.name_of(model), "model": config.plain(model.config)}
+    return _hash(identity, tokenizer, entries)
+
+
+def description(
+    model: LanguageModel, tokenizer: Tokenizer, *, notes: Iterable[str] = (), opening: str = ""
+) -> dict[str, bytes]:
+    """The files of a MODEL folder except its weights."""
     described = {
         "format": FORMAT,
         "family": families.name_of(model),
@@ -73,15 +89,11 @@ def save_model(
         "model": config.plain(model.config),
         "reading": reading_of(model),
     }
-    files: dict[str, Content] = {
+    return {
         CONFIG: _json(described),
         TOKENIZER: _json(tokenizer.to_dict()),
         CARD: _card(model, described, tokenizer, notes, opening).encode(),
-        WEIGHTS: partial(save_weights, model),
     }
-    entries = store.write_folder(path, files | dict(extra or {}), replace=replace)
-    identity = {key: described[key] for key in ("family", "model")}
-    return _hash(identity, tokenizer, entries[WEIGHTS].sha256)
 
 
 def load_model(
@@ -128,7 +140,7 @@ def open_model(
     try:
         tokenizer = tokenizer_from_dict(read_json(verified.contents[TOKENIZER], str(path / TOKENIZER)))
         stored: Any = config.build(families.family(described["family"]).Config, described["model"], "model")
-        tensors = parse_weights(verified.contents[WEIGHTS], str(path / WEIGHTS))
+        tensors = read_tensors(verified, WEIGHTS)
         if described["format"] == 1:
             tensors = {upgrade_name(described["family"], name): tensor for name, tensor in tensors.items()}
         stored_reading = _read_reading(described, path)
@@ -146,7 +158,7 @@ def open_model(
     # bfloat16 is hundreds of times slower on a CPU, so it is converted to float32 there unless a dtype is given.
     widen = described["dtype"] == "bfloat16" and torch.device(device).type == "cpu"
     model.to(device=device, dtype=dtype or (torch.float32 if widen else None))
-    digest = _hash(described["identity"], tokenizer, verified.files[WEIGHTS].sha256)
+    digest = _hash(described["identity"], tokenizer, verified.files)
     return Loaded(model.eval(), tokenizer, digest, path)
 
 
@@ -196,9 +208,11 @@ def _require_fit(
     if tokenizer.kind != described["tokenizer"] or not fits:
         found = f"{tokenizer.kind!r} with {tokenizer.size} tokens"
         wanted = f"{described['tokenizer']!r:.40} with {stored.vocabulary}"
-        raise CheckpointError(f"{path} has the tokenizer {found}, its config says {wanted}; do they belong together?")
+        raise CheckpointError(f"{path} has the tokenizer {found}, its config says {wanted}; {MISMATCH}")
     if getattr(stored, "layers", 0) > len(tensors):
-        raise CheckpointError(f"{path} declares {stored.layers} layers and has {len(tensors)} tensors; it is damaged")
+        raise CheckpointError(
+            f"{path} has {counted(len(tensors), 'tensor')} for {counted(stored.layers, 'layer')}; it is damaged"
+        )
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and tensor.dtype != DTYPES[described["dtype"]]:
             wanted = described["dtype"]
@@ -238,8 +252,11 @@ def _dtype_name(model: LanguageModel) -> str:
     return names.pop()
 
 
-def _hash(identity: Mapping[str, Any], tokenizer: Tokenizer, weights: str) -> str:
+def _hash(identity: Mapping[str, Any], tokenizer: Tokenizer, files: Mapping[str, Entry]) -> str:
     """Identifies a model: SHA-256 over family, config, tokenizer and weights. The reading is not part of it."""
+    weights = (
+        files[WEIGHTS].sha256 if WEIGHTS in files else [files[n].sha256 for n in sorted(files) if SHARD.fullmatch(n)]
+    )
     parts = {**identity, "tokens": tokenizer.fingerprint, "weights": weights}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

@@ -160,11 +160,11 @@ def _check_positions(state: State, full: State) -> None:
     for limit in set(limits):
         counts = {count for count, own in zip(held, limits, strict=True) if own == limit}
         if len(counts) > 1:
-            raise StateError(f"its layers have {sorted(counts)} positions; they must have equally many")
+            raise StateError(f"its layers have {sorted(counts)} positions; they must be equal")
     sizes = [{t.shape[-2] for _, t in named_tensors(cache) if t.dim() == 4} for cache in state.caches]
     for own in sizes:
         if len(own) > 1:
-            raise StateError(f"its keys and values have {sorted(own)} positions; they must have equally many")
+            raise StateError(f"its keys and values have {sorted(own)} positions; they must be equal")
     least, most, positions = int(state.length.min()), int(state.length.max()), max(held, default=0)
     if least < 0 or most > positions:
         raise StateError(f"its rows have {least} to {most} valid positions; its caches have {positions}")
@@ -176,7 +176,9 @@ def _read_about(content: bytes, path: Path) -> dict[str, Any]:
     header = read_json(content[8 : 8 + int.from_bytes(content[:8], "little")], f"the header of {path}")
     metadata = header.get("__metadata__")
     if not isinstance(metadata, dict) or KEY not in metadata:
-        raise CheckpointError(f"{path} is not a state file of longspan; save one with generate --save-state")
+        raise CheckpointError(
+            f"{path} is not a state file of longspan; use a file that save_session or generate --save-state wrote"
+        )
     return read_json(metadata[KEY].encode(), f"the metadata of {path}")
 
 

@@ -48,15 +48,40 @@ def write_folder(path: Path, files: Mapping[str, Content], *, replace: bool = Fa
     for name in files:
         if not manifest.FILE_NAME.fullmatch(name) or name == manifest.MANIFEST:
             raise CheckpointError(f"{name!r} is not a valid file name in {path}; use letters, digits, '.', '_' and '-'")
+    with new_folder(path, replace=replace) as folder:
+        for name, content in files.items():
+            folder.write(name, content)
+    return folder.entries
+
+
+class NewFolder:
+    """A folder under its temporary name, and the manifest entries of its files so far."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.entries: dict[str, Entry] = {}
+
+    def write(self, name: str, content: Content) -> None:
+        self.entries[name] = _write_synced(self.path / name, content)
+
+    def adopt(self, name: str) -> None:
+        """Add a file that someone else has written."""
+        self.entries[name] = _synced_entry(self.path / name)
+
+
+@contextmanager
+def new_folder(path: Path, *, replace: bool = False) -> Iterator[NewFolder]:
+    """A new folder that gets its manifest and its name `path` when the block ends without an error."""
+    path = _resolve(path)
     with _as_checkpoint_error(path), _parent_folders(path.parent):
         sweep(path.parent, path.name)
         _require_free(path, replace)
         with _temporary_folder(path) as temporary:
-            entries = {name: _write_synced(temporary / name, content) for name, content in files.items()}
-            _write_synced(temporary / manifest.MANIFEST, manifest.encode(entries))
+            folder = NewFolder(temporary)
+            yield folder
+            _write_synced(temporary / manifest.MANIFEST, manifest.encode(folder.entries))
             _sync(temporary)
             _put_in_place(temporary, path)
-    return entries
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -172,6 +197,10 @@ def _write_synced(path: Path, content: Content) -> Entry:
     mode = path.stat().st_mode
     content(path)
     path.chmod(mode)  # safetensors creates files that only the owner can read
+    return _synced_entry(path)
+
+
+def _synced_entry(path: Path) -> Entry:
     _sync(path)
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()

@@ -9,6 +9,7 @@ from longspan.cli.keys import keys_help
 from longspan.cli.options import (
     DeviceName,
     DtypeName,
+    FormerTokens,
     Json,
     ModelOrBundled,
     Set,
@@ -25,18 +26,17 @@ def init(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The model folder to create.")],
     family: Annotated[str, typer.Option("--family", help="A family from `longspan families`.")] = "transformer-xl",
     set_: Set = [],  # noqa: B006 (typer copies it)
-    tokens: Annotated[str, typer.Option("--tokens", help="bytes, characters, or a VOCAB.txt.")] = "bytes",
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", help="bytes, characters, or a VOCAB.txt. Default: bytes.")
+    ] = None,
+    tokens: FormerTokens = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the initial weights.")] = 0,
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    import torch
-
-    from longspan.checkpoints.model_folder import override, require_model_keys, save_model
+    from longspan.api import create
     from longspan.config import parse_overrides
-    from longspan.interop.vocabulary import tokenizer_for
-    from longspan.models.families import build
     from longspan.models.families import family as family_of
 
     where = machine(device, dtype, threads)
@@ -44,19 +44,14 @@ def init(
     if unknown := set(values) - {"model", "reading"}:
         known = [f"model.{key}" for key in _keys_of(family)] + [f"reading.{key}" for key in family_of(family).settings]
         raise UnknownNameError("key", sorted(unknown)[0], known)
-    torch.manual_seed(seed % 2**63)
     for table, example in (("model", "model.layers=6"), ("reading", "reading.memory=640")):
         if not isinstance(values.get(table, {}), dict):
             raise ConfigError(f"--set {table}={values[table]} has no key; write for example --set {example}")
-    settings = values.get("model", {})
-    require_model_keys(family, settings)
-    reading = override(family, family_of(family).reading, values.get("reading", {}))
-    vocabulary = settings.get("vocabulary")
-    tokenizer = tokenizer_for(tokens, vocabulary if isinstance(vocabulary, int) else None)
-    model = build(family, {"vocabulary": tokenizer.size, **settings}, reading)
+    name = tokenizer or tokens or "bytes"
+    model = create(family, values.get("model", {}), name, reading=values.get("reading"), seed=seed, device=where.device)
     if dtype != "auto":
-        model = model.to(where.dtype)
-    save_model(out, model, tokenizer, notes=[f"Untrained, seed {seed}."])
+        model.to(dtype=where.dtype)
+    model.save(out, notes=[f"Untrained, seed {seed}."])
     print(f"{out}: {family}, {model.parameter_count:,} parameters, untrained")
 
 
@@ -116,30 +111,12 @@ def info(
 
 def families(json: Json = False) -> None:
     """List the model families, and whether they have a memory across segments."""
-    from longspan.models.families import family, known_families
+    from longspan.models.families import known_families, summary
 
-    # The first line of a family's module describes it and ends with the path of its page.
-    lines = {name: _first_line(family(name)) for name in known_families()}
-    memories = {name: _memory(name) for name in known_families()}
+    found = {name: summary(name) for name in known_families()}
     if json:
-        print_json({"families": lines, "memory": memories})
+        lines = {name: one.description for name, one in found.items()}
+        print_json({"families": lines, "memory": {name: one.memory for name, one in found.items()}})
         return
-    width = max(map(len, memories.values()))
-    print_rows({name: f"{memories[name]:<{width}}  {line}" for name, line in lines.items()})
-
-
-def _memory(family: str) -> str:
-    """Whether a family has a memory: always, never, or by the setting reading.memory and its default."""
-    from longspan.models.families import family as family_of
-    from longspan.models.families import outline
-
-    model = outline(family, family_of(family).Config())
-    if "memory" in model.settings:
-        return f"memory, default {model.reading.memory}"
-    return "memory" if model.has_memory() else "no memory"
-
-
-def _first_line(cls: type) -> str:
-    import sys
-
-    return (sys.modules[cls.__module__].__doc__ or "").splitlines()[0]
+    width = max(len(one.memory) for one in found.values())
+    print_rows({name: f"{one.memory:<{width}}  {one.description}" for name, one in found.items()})

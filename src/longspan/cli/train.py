@@ -1,13 +1,25 @@
 """`longspan train`: train a model from a recipe and a text."""
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from longspan.cli.options import DeviceName, DtypeName, Set, Threads, machine, note, print_rows
+from longspan.cli.options import (
+    DeviceName,
+    Encoding,
+    Field,
+    Set,
+    Threads,
+    data_path,
+    machine,
+    note,
+    print_rows,
+)
 from longspan.errors import ConfigError
+from longspan.terminal import is_silent
 
 if TYPE_CHECKING:
     import torch
@@ -20,8 +32,11 @@ def train(
         str | None, typer.Option("--recipe", metavar="NAME|FILE", help="A recipe file or name, for example tiny.")
     ] = None,
     data: Annotated[
-        str | None, typer.Option("--data", metavar="NAME|PATH", help="A known corpus, a file or a folder.")
+        str | None,
+        typer.Option("--data", metavar="NAME|PATH", help="A known corpus, a file, a folder, or - (standard input)."),
     ] = None,
+    field: Field = None,
+    encoding: Encoding = None,
     set_: Set = [],  # noqa: B006 (typer copies it)
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The folder of the run.")] = None,
     resume: Annotated[
@@ -30,21 +45,36 @@ def train(
             "--resume", metavar="auto|PATH", help="Continue from the newest checkpoint in --out, or from PATH."
         ),
     ] = None,
+    init_from: Annotated[
+        Path | None,
+        typer.Option(
+            "--init-from", metavar="MODEL", help="Start with the weights, config and tokenizer of this model."
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Random seed of weights and dropout.")] = None,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print the resolved recipe and exit.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Measure a few steps and print the cost; write nothing.")
     ] = False,
     device: DeviceName = "auto",
-    dtype: DtypeName = "auto",
+    dtype: Annotated[str, typer.Option("--dtype", help="Sets training.precision (auto, float32, ...).")] = "auto",
     threads: Threads = 0,
 ) -> None:
     """Train a model on a text."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of choices that we made
+
+    from longspan import config
     from longspan.training import run
 
     where = machine(device, dtype, threads)
     overrides = [*set_, *([f"training.precision={dtype}"] if dtype != "auto" else [])]
-    chosen = run.resolve(recipe, overrides, data=data, out=out, resume=resume, seed=seed)
+    form = {"data.field": field, "data.encoding": encoding}
+    overrides += [f"{key}={config.show(value)}" for key, value in form.items() if value is not None]
+    data = None if data is None else data_path(data)
+    chosen = run.resolve(recipe, overrides, data=data, out=out, resume=resume, seed=seed, init_from=init_from)
+    if is_silent() and (print_config or dry_run):
+        return
     if print_config:
         sys.stdout.write(chosen.to_toml())
         return
@@ -54,18 +84,20 @@ def train(
     if out is None:
         raise ConfigError("--out is missing; name a folder for the run")
     outcome = run.train(chosen, out, resume=resume, device=where.device)
-    print(outcome.sentence, file=sys.stderr if outcome.interrupted else sys.stdout)
+    if not is_silent():
+        print(outcome.sentence, file=sys.stderr if outcome.interrupted else sys.stdout)
     if outcome.interrupted is not None:
         raise typer.Exit(128 + int(outcome.interrupted))
 
 
 def _print_cost(recipe: "Recipe", device: "torch.device") -> None:
+    from longspan.data import describe_all
     from longspan.training.dry_run import dry_run
     from longspan.training.run import open_text
 
     text = open_text(recipe, "train")
     cost = dry_run(recipe, text, device)
-    for line in text.describe_files("train", "valid", "test", "unused"):
+    for line in describe_all(text, lambda split: open_text(recipe, split, text.tokenizer)):
         note(line)
     minutes, seconds = divmod(round(cost.seconds), 60)
     fewest, most = cost.tokens_per_step

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from longspan.checkpoints.weights import require_match
+from longspan.checkpoints.weights import copy_into
 from longspan.shapes import Tensor
 from longspan.training.recipe import TrainingConfig
 
@@ -61,6 +61,4 @@ class Average:
         return self.means
 
     def load(self, tensors: Mapping[str, Tensor], where: str) -> None:
-        require_match(self.means, tensors, where)
-        for name, mean in self.means.items():
-            mean.copy_(tensors[name])
+        copy_into(self.means, tensors, where)

@@ -1,5 +1,6 @@
 """The training objective, with locked dropout, weight dropout and activation checkpointing for any model."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from longspan.contract import LanguageModel, State
 from longspan.nn.dropout import LockedDropout
+from longspan.nn.whole_batch import divided, division
 from longspan.shapes import Float, Tensor
 from longspan.training.optimizers import hidden_matrices
 from longspan.training.recipe import TrainingConfig
@@ -31,8 +33,13 @@ def checkpoint_layers(model: LanguageModel) -> None:
 
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
     def recomputed(*inputs: Any) -> Any:
-        # Scoring has no backward pass.
-        return checkpoint(forward, *inputs, use_reentrant=False) if torch.is_grad_enabled() else forward(*inputs)
+        if not torch.is_grad_enabled():  # scoring has no backward pass
+            return forward(*inputs)
+        here = division()
+        if here is None:
+            return checkpoint(forward, *inputs, use_reentrant=False)
+        again = (contextlib.nullcontext(), divided(here))
+        return checkpoint(forward, *inputs, use_reentrant=False, context_fn=lambda: again)
 
     return recomputed
 

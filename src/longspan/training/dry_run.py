@@ -1,7 +1,6 @@
 """Dry run: the cost of a run, estimated from a few measured steps."""
 
 import dataclasses
-import resource
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import torch
 
 from longspan.data import Encoded
+from longspan.training.environment import peak_memory
 from longspan.training.preflight import preflight
 from longspan.training.recipe import Recipe, as_steps, value_at
 from longspan.training.run import make_trainer
@@ -50,7 +50,7 @@ def dry_run(recipe: Recipe, text: Encoded, device: torch.device) -> Estimate:
         tokens_per_step=(min(sizes), max(sizes)),
         tokens_per_pass=len(text),
         steps_per_pass=-(-(len(text) - 1) // sizes[0]),
-        memory_bytes=_peak_memory(device),
+        memory_bytes=peak_memory(device),
         tokens_per_second=speed,
         seconds=_seconds(recipe, speed),
     )
@@ -84,12 +84,6 @@ def _seconds(recipe: Recipe, speed: float) -> float:
         )
         times.append(tokens / speed)
     return min(t for t in times if t is not None)
-
-
-def _peak_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _synchronize(device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import resource
 import subprocess
 import sys
 import time
@@ -38,6 +39,13 @@ def describe(device: torch.device) -> dict[str, Any]:
 def hardware(device: torch.device) -> str:
     """The name of the GPU or the CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most memory that this process has used, in bytes: on the GPU, or on a CPU in total."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def commit() -> str | None:

@@ -12,17 +12,14 @@ import torch
 
 from longspan.checkpoints import store
 from longspan.checkpoints.manifest import MANIFEST, Verified
-from longspan.checkpoints.model_folder import WEIGHTS
 from longspan.data import Encoded
 from longspan.data.cache import sync
 from longspan.errors import CheckpointError, ConfigError
 from longspan.training.environment import describe
 from longspan.training.recipe import Recipe
-from longspan.training.snapshot import PARTS, RECIPE, TENSORS
+from longspan.training.snapshot import PARTS, RECIPE
 
 ENVIRONMENT, ORIGIN = "run.json", "began_at"
-# The files of a checkpoint that determine all later steps. Its other files contain times, which differ between runs.
-DECIDING = (WEIGHTS, TENSORS)
 ATTEMPTS = 10
 
 
@@ -62,10 +59,10 @@ def _open_locked(out: Path) -> tuple[int, list[Path]]:
                 os.close(descriptor)
         why = "another process keeps removing it"
     except (FileExistsError, NotADirectoryError):
-        raise ConfigError(f"--out {out} is a file, or inside a file; use a folder") from None
+        raise ConfigError(f"{out} is a file, or inside a file; use a folder") from None
     except (OSError, RuntimeError) as error:  # a loop of symbolic links is a RuntimeError
         why = getattr(error, "strerror", None) or str(error)
-    raise ConfigError(f"--out {out} cannot be used: {why}; use another folder")
+    raise ConfigError(f"{out} cannot be used: {why}; use another folder")
 
 
 def _create(place: Path) -> list[Path]:
@@ -84,7 +81,7 @@ def _lock(descriptor: int, out: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ConfigError(f"another process is training in {out}; wait until it ends, or use another --out") from None
+        raise ConfigError(f"another process is training in {out}; wait until it ends, or use another folder") from None
     except OSError:  # some network file systems have no locks
         pass
 
@@ -94,10 +91,10 @@ def check_folder(out: Path, resume: str | None) -> None:
     if all(_is_leftover(path) for path in out.iterdir()):
         return
     if not (out / RECIPE).is_file() or (out / MANIFEST).exists():
-        raise ConfigError(f"--out {out} is not empty and contains no run; use another folder")
+        raise ConfigError(f"{out} is not empty and contains no run; use another folder")
     if resume is None:
         raise ConfigError(
-            f"--out {out} already contains a run; add --resume auto to continue it, or use another folder"
+            f"{out} already contains a run; continue it with resume='auto' (--resume auto), or use another folder"
         )
 
 
@@ -109,8 +106,10 @@ def _is_leftover(path: Path) -> bool:
     return path.name == ENVIRONMENT and "processes" in read_run_info(path.parent)
 
 
-def write_run_info(out: Path, recipe: Recipe, text: Encoded, device: torch.device, start: Verified | None) -> None:
-    """Write run.json with an entry for each process of the run, then recipe.toml.
+def write_run_info(
+    out: Path, recipe: Recipe, text: Encoded, device: torch.device, start: Verified | None, ranks: int = 1
+) -> None:
+    """Write run.json with an entry for each launch of the run, on so many ranks, then recipe.toml.
 
     A branch, a run that starts from a checkpoint of another run, records that checkpoint.
     """
@@ -118,12 +117,15 @@ def write_run_info(out: Path, recipe: Recipe, text: Encoded, device: torch.devic
     processes = before.get("processes")
     about = {
         "data": {"name": text.name, "split": text.split, "tokens": len(text), "fingerprint": text.fingerprint},
-        "processes": [*(processes if isinstance(processes, list) else []), describe(device)],
+        "processes": [
+            *(processes if isinstance(processes, list) else []),
+            describe(device) | ({"ranks": ranks} if ranks > 1 else {}),
+        ],
     }
     if start is not None and is_own(start, out):
         about |= {ORIGIN: before[ORIGIN]} if ORIGIN in before else {}
     elif start is not None:
-        about[ORIGIN] = {"checkpoint": str(start.path), "sha256": {name: start.files[name].sha256 for name in DECIDING}}
+        about[ORIGIN] = {"checkpoint": str(start.path), "sha256": _deciding(start)}
     store.write_file(out / ENVIRONMENT, (json.dumps(about, indent=1) + "\n").encode())
     store.write_file(out / RECIPE, recipe.to_toml().encode())
 
@@ -139,18 +141,23 @@ def find_origin(out: Path) -> Verified | None:
     if origin is None:
         return None
     branch = f"{out} is a branch without a checkpoint of its own"
-    fix = "restore that checkpoint, or use another --out"
+    fix = "restore that checkpoint, or use another folder"
     try:
-        path, digests = Path(origin["checkpoint"]), {name: origin["sha256"][name] for name in DECIDING}
+        path, digests = Path(origin["checkpoint"]), origin["sha256"]
     except (LookupError, TypeError):
-        raise CheckpointError(f"{branch}, and {ENVIRONMENT} does not name its start; use another --out") from None
+        raise CheckpointError(f"{branch}, and {ENVIRONMENT} does not name its start; use another folder") from None
     try:
         found = store.read_folder(path, PARTS)
     except CheckpointError as error:
         raise CheckpointError(f"{branch}, and its start is missing or damaged: {error}; {fix}") from None
-    if any(found.files[name].sha256 != digest for name, digest in digests.items()):
+    if _deciding(found) != digests:
         raise CheckpointError(f"{branch}, and its start {path} has changed; {fix}")
     return found
+
+
+def _deciding(checkpoint: Verified) -> dict[str, str]:
+    """Hashes of the files that determine all later steps. The others contain times, which differ between runs."""
+    return {name: entry.sha256 for name, entry in checkpoint.files.items() if name.endswith(".safetensors")}
 
 
 def read_run_info(out: Path) -> dict[str, Any]:

@@ -32,17 +32,24 @@ class Row:
     tokens_per_second: float
     seconds: float
     skipped: bool = False
+    mfu: float | None = None
+    """Model FLOPs utilisation; None on a device whose peak is unknown."""
+    memory_gib: tuple[float, ...] = ()
+    """The most memory that each process has used; empty on a CPU with one process."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What the host knows about a step before its metrics arrive; `place` is the position of its batch in the text."""
+    """What the host knows about a step before its metrics arrive; `place` is the position of its batch in the text,
+    `peak` the tokens per second at a utilisation of 1, `memory` the bytes that each process has used."""
 
     step: int
     tokens: int
     lr: float
     seconds: float
     place: str
+    peak: float | None = None
+    memory: tuple[float, ...] = ()
 
 
 class HostEvent:
@@ -145,6 +152,8 @@ def _row(entry: Entry, metrics: list[float], speed: float) -> Row:
         tokens_per_second=round(speed, 1),
         seconds=round(entry.seconds, 3),
         skipped=bool(skipped),
+        mfu=None if entry.peak is None else round(speed / entry.peak, 4),
+        memory_gib=tuple(round(used / 2**30, 3) for used in entry.memory),
     )
     return NotFiniteRow(**vars(row), place=entry.place) if broken else row
 

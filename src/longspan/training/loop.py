@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
+from longspan.checkpoints.weights import local
 from longspan.contract import LanguageModel, State
 from longspan.cuda_graphs import CapturedStep
 from longspan.data.batch_streams import Batch, BatchStreams
@@ -25,11 +25,15 @@ from longspan.shapes import Float, Tensor
 from longspan.tokenizers import Tokenizer
 from longspan.training.averaging import Average
 from longspan.training.dropout import Objective, checkpoint_layers, lock_dropout
+from longspan.training.environment import peak_memory
 from longspan.training.ledger import Entry, Ledger, NotFiniteError, NotFiniteRow, Row
 from longspan.training.observer import Observer, Validation
-from longspan.training.recipe import Recipe, value_at
+from longspan.training.parallel import Parallel
+from longspan.training.processes import ALONE, Processes
+from longspan.training.recipe import Recipe, as_steps, value_at
 from longspan.training.schedules import lr_factor, progress, segment_at
 from longspan.training.step import Step, StepInputs, count_since_start, with_full
+from longspan.training.utilisation import peak_tokens_per_second
 
 TOGETHER = 1.0  # seconds within which two signals count as one
 
@@ -49,10 +53,13 @@ class Trainer:
         streams: BatchStreams,
         device: torch.device,
         observers: Sequence[Observer] = (),
+        processes: Processes = ALONE,
     ) -> None:
         self.recipe, self.config, self.tokenizer, self.streams = recipe, recipe.training, tokenizer, streams
-        self.device, self.observers = device, list(observers)
-        self.work = Step(model, self.config, device)
+        self.device, self.observers, self.processes = device, list(observers), processes
+        for _, rows in as_steps(self.config.batch):
+            processes.check_batch(rows, self.config.accumulate)
+        self.work = Step(model, self.config, device, processes)
         self.model = self.work.model.train()
         if self.config.locked_dropout:
             lock_dropout(model)
@@ -62,15 +69,26 @@ class Trainer:
             raise ConfigError(
                 f"training.cuda_graph=true needs static steps, which {recipe.family} does not have; leave it out"
             )
+        if self.config.cuda_graph and processes.distributed:
+            raise ConfigError(
+                "training.cuda_graph=true works in one process without torchrun; add --set training.cuda_graph=false"
+            )
         self.optimizer, self.guard, self.autocast = self.work.optimizer, self.work.guard, self.work.autocast
+        if processes.distributed and device.type == "cuda":
+            processes.seed_device(self.config.seed, 0)
         self.average = Average(model, self.config) if self.config.averaging != "none" else None
-        self.objective: nn.Module = Objective(model, self.config)
+        objective = Objective(model, self.config)
         wanted = device.type == "cuda" if self.config.compile is None else self.config.compile
         # With jitter every length would be compiled.
         wanted = wanted and model.hints.compile and not self.config.segment_jitter
-        self.fast_objective: Any = torch.compile(self.objective, dynamic=False) if wanted else self.objective
+        compiled: Any = torch.compile(objective, dynamic=False) if wanted else objective
+        parallel = Parallel(objective, compiled, model, processes, device)
+        self.objective, self.fast_objective = parallel.eager, parallel.fast
+        self.own_objective = objective  # without other processes
+        self.work.around_part = parallel.part
         self.captured: tuple[tuple[Any, ...], CapturedStep] | None = None
         self.step, self.tokens, self.seconds_before = 0, 0, 0.0
+        self.readings = recipe.reading_schedule()
         self.states: list[State] = []
         self.prepared: Counter[tuple[Any, ...]] = Counter()
         # Tokens of each row since its last document start, counted on the host: `full` is then known without a sync.
@@ -82,6 +100,8 @@ class Trainer:
         self._signal: signal.Signals | None = None
         self._empty: dict[tuple[int, Reading], State] = {}
         self.slow = False
+        self.memory_per_process: tuple[float, ...] = ()
+        self._peaks: dict[Reading, float | None] = {}
         self.start_clock()
 
     @staticmethod
@@ -90,12 +110,17 @@ class Trainer:
 
     def start_clock(self) -> None:
         """Start counting seconds; after a resume, on top of those of the checkpoint."""
-        self.started = self.clock()
+        self.started, self._shared_seconds = self.clock(), self.seconds_before
         self.ledger = Ledger(self.device, self.step, self.tokens, self.clock)
         self.finished = self.stopped_early or self.progress >= 1.0
 
     @property
     def seconds(self) -> float:
+        """Seconds of the run. Several processes use the clock of the first one, read after each step."""
+        return self._shared_seconds if self.processes.distributed else self._own_seconds
+
+    @property
+    def _own_seconds(self) -> float:
         return self.seconds_before + self.clock() - self.started
 
     @property
@@ -116,15 +141,24 @@ class Trainer:
                     observer.begin(self)
                 while not (self.finished or self.interrupted):
                     self.take_step()
+                    # Set once per step, so that all its observers see the same value.
+                    self.interrupted = self._agree()
                     self.finished = self.stopped_early or self.progress >= 1.0
-                    # Copied once per step, so that all its observers see the same value.
-                    self.interrupted = self._signal
                     for observer in self.observers:
                         observer.after_step(self)
                 self.settle()
             finally:
                 for observer in self.observers:
                     observer.end(self)
+
+    def _agree(self) -> signal.Signals | None:
+        """The signal that stops the run after this step. All processes have the same one, and the same clock."""
+        if not self.processes.distributed and self.device.type == "cpu":
+            return self._signal
+        found = self.processes.exchange([self._signal or 0, self._own_seconds, peak_memory(self.device)])
+        self._shared_seconds, self.memory_per_process = float(found[0, 1]), tuple(found[:, 2].tolist())
+        stop = int(found[:, 0].max())
+        return signal.Signals(stop) if stop else None
 
     def take_step(self) -> None:
         """Run one step on the next batch."""
@@ -141,16 +175,30 @@ class Trainer:
         done = self.progress
         # The gradient is a mean over tokens, so a shorter segment gets a lower weight.
         factor = lr_factor(self.config, self.step, done) * segment / reading.segment
-        batch = self.streams.next(segment)
+        batch = self.streams.next(segment, self.processes.rows(batch_size, self.config.accumulate))
         metrics = self._run_step(batch, segment, done, factor)
+        self.processes.share_random_state()
         self.step += 1
-        self.tokens += batch.tokens.size
+        self.tokens += batch_size * batch.tokens.shape[1]
         if self.average is not None:
             self.average.update(self.step)
-        entry = Entry(self.step, self.tokens, self.config.lr * factor, self.seconds, self._place(batch))
+        entry = Entry(
+            self.step,
+            self.tokens,
+            self.config.lr * factor,
+            self.seconds,
+            self._place(batch),
+            self._peak(reading),
+            self.memory_per_process,
+        )
         self._report(self.ledger.add(entry, metrics))
         if self.slow:
             self._report(self.ledger.drain())
+
+    def _peak(self, reading: Reading) -> float | None:
+        if reading not in self._peaks:
+            self._peaks[reading] = peak_tokens_per_second(self.model, reading, self.device, self.processes.size)
+        return self._peaks[reading]
 
     def _run_step(self, batch: Batch, segment: int, done: float, factor: float) -> Float[Tensor, "4"]:
         """Run a step in the form that fits it (eager, compiled or captured) and update the states."""
@@ -161,9 +209,9 @@ class Trainer:
             self.states = [self.empty_state(rows)] * parts
             self.since_start = np.zeros(rows * parts, np.int64)
             batch.starts[:, 0] = False
-        starts = batch.starts if self.marks_documents or batch.starts.any() else None
-        # With starts no mask depends on `full`, and a constant one avoids a second compilation.
-        states = self.states if starts is None else [replace(state, full=False) for state in self.states]
+        # The same in all processes, because masked means over the batch use all of them.
+        marked = self.streams.marks_starts if self.processes.distributed else batch.starts.any()
+        starts = batch.starts if self.marks_documents or marked else None
         # Two kinds of steps are not worth a compilation: the shorter segment at the end of a pass and, in a text of one
         # document, the steps that fill the memory, since only these need a mask.
         filled = self.marks_documents or not self.tracks_full or all(state.full for state in self.states)
@@ -184,9 +232,9 @@ class Trainer:
         )
         self._prepare(inputs, compiled=objective is not self.objective, captured=captured)
         if captured:
-            metrics, states = self._capture(inputs)(states, *inputs)
+            metrics, states = self._capture(inputs)(self.states, *inputs)
         else:
-            metrics, states = self.work(objective, states, *inputs)
+            metrics, states = self.work(objective, self.states, *inputs)
         self.since_start = count_since_start(self.since_start, batch.starts)
         counts = self.since_start.reshape(parts, rows)
         self.states = [with_full(*pair) for pair in zip(states, counts, strict=True)] if self.tracks_full else states
@@ -224,7 +272,7 @@ class Trainer:
     @property
     def reading(self) -> Reading:
         """The reading of the next step."""
-        return self.recipe.training_reading(self.step)
+        return next(reading for begin, reading in reversed(self.readings) if begin <= self.step)
 
     def empty_state(self, rows: int) -> State:
         """An empty state with caches of their final size, so that one compiled graph fits every step."""
@@ -259,8 +307,8 @@ class Trainer:
     def settle(self) -> None:
         """Wait for the metrics of all steps. Raises an error if a step or the weights are not finite."""
         self._report(self.ledger.drain())
-        finite = torch.stack([parameter.isfinite().all() for parameter in self.model.parameters()])
-        if not bool(finite.all()):
+        finite = torch.stack([local(parameter).isfinite().all() for parameter in self.model.parameters()])
+        if not self.processes.exchange([bool(finite.all())]).all():
             # A finite gradient can still overflow the weights. They must not be scored or saved.
             raise NotFiniteError(
                 f"the weights after step {self.step} are not finite at training.lr={self.config.lr}; "

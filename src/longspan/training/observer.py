@@ -22,6 +22,8 @@ class Validation:
     step: int
     tokens: int
     nats: float
+    bits_per_byte: float | None = None
+    """None if every token is a byte."""
 
     @property
     def score(self) -> float:

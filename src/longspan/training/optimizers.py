@@ -4,15 +4,17 @@ All take a flag on the device. If it is set, a step changes nothing: a gradient 
 weights, without a host sync.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from longspan.checkpoints.weights import require_match
+from longspan.checkpoints.weights import copy_into, local, sharded_like
 from longspan.contract import LanguageModel
 from longspan.cuda_graphs import is_capturing
 from longspan.shapes import Float, Tensor
+from longspan.training.processes import ALONE, Processes
 from longspan.training.recipe import TrainingConfig
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
@@ -40,29 +42,39 @@ class Muon(torch.optim.Optimizer):
     """Orthogonalised momentum (Jordan et al. 2024): w <- w - lr sqrt(max(1, rows / columns)) orthogonalise(m).
 
     The momenta of parameters of one shape are slices of one tensor. `found_inf` is the flag on the device that blocks
-    an update; fused AdamW reads it under the same name.
+    an update; fused AdamW reads it under the same name. Each of several processes orthogonalises its share of the
+    matrices. `rows` are those of complete matrices, of which the parameters may be shards.
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.0
+        self,
+        parameters: Iterable[nn.Parameter],
+        lr: float,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+        *,
+        processes: Processes = ALONE,
+        rows: Sequence[int] | None = None,
     ) -> None:
         super().__init__(list(parameters), {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.found_inf: Tensor | None = None
-        shapes: dict[tuple[int, ...], list[nn.Parameter]] = {}
-        for parameter in self.param_groups[0]["params"]:
-            shapes.setdefault(tuple(parameter.shape), []).append(parameter)
-        self.batches: list[tuple[list[nn.Parameter], Tensor]] = []
-        for parameters_here in shapes.values():
+        self.processes = processes
+        given = self.param_groups[0]["params"]
+        shapes: dict[tuple[int, int], list[nn.Parameter]] = {}
+        for parameter, count in zip(given, rows or [p.shape[0] for p in given], strict=True):
+            shapes.setdefault((count, parameter.shape[1]), []).append(parameter)
+        self.batches: list[tuple[int, list[nn.Parameter], Tensor]] = []
+        for (count, _), parameters_here in shapes.items():
             momenta = torch.zeros_like(torch.stack([p.detach() for p in parameters_here]))
             for parameter, slot in zip(parameters_here, momenta, strict=True):
                 self.state[parameter]["momentum"] = slot
-            self.batches.append((parameters_here, momenta))
+            self.batches.append((count, parameters_here, momenta))
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
         group = self.param_groups[0]
         lr, momentum, decay = group["lr"], group["momentum"], group["weight_decay"]
-        for parameters, momenta in self.batches:
+        for rows, parameters, momenta in self.batches:
             gradients = torch.stack([torch.zeros_like(p) if p.grad is None else p.grad for p in parameters])
             allow: Tensor | float = 1.0
             if self.found_inf is not None:
@@ -70,12 +82,36 @@ class Muon(torch.optim.Optimizer):
                 gradients.masked_fill_(self.found_inf.bool(), 0.0)
                 allow = 1.0 - self.found_inf
             momenta.lerp_(gradients, allow * (1 - momentum))
-            change = orthogonalise(gradients.lerp_(momenta, momentum))
-            change *= max(1.0, change.shape[1] / change.shape[2]) ** 0.5
+            change = self._orthogonalise(gradients.lerp_(momenta, momentum), rows)
+            change *= max(1.0, rows / change.shape[2]) ** 0.5
             if decay:
                 change.add_(torch.stack([p.detach() for p in parameters]), alpha=decay)
             change *= allow * -lr
             torch._foreach_add_([p.detach() for p in parameters], list[Tensor](change.unbind()))
+
+    def _orthogonalise(self, matrices: Float[Tensor, "N R C"], rows: int) -> Float[Tensor, "N R C"]:
+        """`orthogonalise`, divided among the processes. Shards of rows go to the process of their matrix and back."""
+        size, rank = self.processes.size, self.processes.rank
+        if size == 1:
+            return orthogonalise(matrices)
+        count, own, columns = matrices.shape
+        share = -(-count // size)
+        padded = torch.cat([matrices, matrices.new_zeros(share * size - count, own, columns)])
+        if own == rows:
+            mine = orthogonalise(padded[rank * share :][:share])
+            found = torch.empty_like(padded)
+            dist.all_gather(list(found.chunk(size)), mine)
+            return found[:count]
+        parts = [min(max(rows - k * -(-rows // size), 0), -(-rows // size)) for k in range(size)]
+        sizes = [share * part * columns for part in parts]
+        arrived = padded.new_empty(sum(sizes))
+        dist.all_to_all_single(arrived, padded.flatten(), output_split_sizes=sizes)
+        pieces = [piece.view(share, -1, columns) for piece in arrived.split(sizes) if piece.numel()]
+        mine = orthogonalise(torch.cat(pieces, dim=1))
+        leaving = torch.cat([piece.flatten() for piece in mine.split(parts, dim=1)])
+        found = torch.empty_like(padded)
+        dist.all_to_all_single(found.view(-1), leaving, input_split_sizes=sizes)
+        return found[:count]
 
 
 def hidden_matrices(model: LanguageModel) -> set[str]:
@@ -93,15 +129,20 @@ class Optimizer:
     Weight decay applies to matrices and embedding tables, not to biases and gains.
     """
 
-    def __init__(self, model: LanguageModel, config: TrainingConfig) -> None:
-        self.names = {parameter: name for name, parameter in model.named_parameters()}
+    def __init__(self, model: LanguageModel, config: TrainingConfig, processes: Processes = ALONE) -> None:
+        # Of sharded weights, the parts of this process are optimised as plain tensors that share their memory.
+        self.given = dict(model.named_parameters())
+        own = {name: p if local(p) is p else nn.Parameter(local(p).detach()) for name, p in self.given.items()}
+        self.names = {parameter: name for name, parameter in own.items()}
         matrices = hidden_matrices(model)
         by_muon = matrices if config.optimizer == "muon" else set()
         self.parts: list[torch.optim.Optimizer] = []
         self.lrs: list[float] = []
         chosen = [p for p, name in self.names.items() if name in by_muon]
         if chosen:
-            self.parts.append(Muon(chosen, config.muon_lr, config.muon_momentum, config.weight_decay))
+            rows = [self.given[self.names[p]].shape[0] for p in chosen]
+            settings = (config.muon_lr, config.muon_momentum, config.weight_decay)
+            self.parts.append(Muon(chosen, *settings, processes=processes, rows=rows))
             self.lrs.append(config.muon_lr)
         rest = {p: name for p, name in self.names.items() if name not in by_muon}
         decayed = [p for p, name in rest.items() if name in matrices or ".tables." in name]
@@ -134,19 +175,29 @@ class Optimizer:
     def zero_grad(self) -> None:
         for part in self.parts:
             part.zero_grad(set_to_none=True)
+        for _, parameter in self._sharded():
+            parameter.grad = None
+
+    def parameters(self) -> list[nn.Parameter]:
+        """What is optimised, with its gradients: the parameters, or the parts of this process."""
+        for own, parameter in self._sharded():
+            own.grad = None if parameter.grad is None else local(parameter.grad)
+        return list(self.names)
+
+    def _sharded(self) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
+        """The parts of this process, and the sharded parameters they belong to."""
+        for own, name in self.names.items():
+            if own is not self.given[name]:
+                yield own, self.given[name]
 
     def tensors(self) -> dict[str, Tensor]:
-        """The optimiser state by parameter name."""
+        """The optimiser state by parameter name, sharded like the parameters."""
         return {
-            f"{name}:{key}": value
+            f"{name}:{key}": sharded_like(value, self.given[name])
             for part in self.parts
             for parameter, name in self.names.items()
             for key, value in part.state.get(parameter, {}).items()
         }
 
     def load(self, tensors: Mapping[str, Tensor], where: str) -> None:
-        own = self.tensors()
-        require_match(own, tensors, where)
-        with torch.no_grad():
-            for name, tensor in own.items():
-                tensor.copy_(tensors[name])
+        copy_into(self.tensors(), tensors, where)

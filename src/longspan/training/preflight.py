@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from longspan.errors import ConfigError, DataError
+from longspan.errors import ConfigError, DataError, counted
 from longspan.models.families import outline, state_bytes
 from longspan.training.loop import Trainer
 from longspan.training.recipe import as_steps
@@ -29,7 +29,7 @@ def _check_batches(trainer: Trainer) -> None:
     for _, rows in as_steps(trainer.config.batch):
         if len(text.ids) - 1 < rows:
             raise DataError(
-                f"{text.name} has {len(text.ids):,} tokens, too few for a batch of {rows} rows; "
+                f"{text.name} has {counted(len(text.ids), 'token')}, too few for a batch of {counted(rows, 'row')}; "
                 "use more text or a smaller training.batch"
             )
 
@@ -47,7 +47,7 @@ def _check_pointer(trainer: Trainer) -> None:
 def _check_readings(trainer: Trainer) -> None:
     """The model accepts every setting of the schedules, and the states fit into memory."""
     recipe, available = trainer.recipe, _available_memory(trainer.device)
-    rows = max(rows for _, rows in as_steps(trainer.config.batch))
+    rows = max(rows for _, rows in as_steps(trainer.config.batch)) // trainer.processes.size
     model = outline(recipe.family, recipe.model)
     trainer.model.check_reading(recipe.evaluation_reading())
     for reading in recipe.training_readings():
@@ -55,7 +55,8 @@ def _check_readings(trainer: Trainer) -> None:
         size = rows * state_bytes(model, reading)
         if size > available:
             raise ConfigError(
-                f"the memory of {rows} rows needs {size / 2**30:,.0f} GiB; this machine has {available / 2**30:,.0f}; "
+                f"the memory of {counted(rows, 'row')} needs {size / 2**30:,.0f} GiB; "
+                f"this machine has {available / 2**30:,.0f}; "
                 "lower training.memory, training.pointer or training.batch"
             )
 
@@ -81,7 +82,7 @@ def _check_step(trainer: Trainer) -> None:
     segment = trainer.recipe.training_reading(start).segment
     segment = min(segment, (len(trainer.streams.ids) - 1) // batch)  # the length of a row
     one, two = (_activation_bytes(trainer, rows, segment) for rows in (1, 2))
-    rows = batch // trainer.config.accumulate
+    rows = batch // (trainer.config.accumulate * trainer.processes.size)
     size, available = one + (rows - 1) * (two - one), _available_memory(trainer.device)
     if size > available:
         raise ConfigError(
@@ -101,7 +102,7 @@ def _activation_bytes(trainer: Trainer, rows: int, segment: int) -> int:
 
     tokens = torch.zeros(rows, segment, dtype=torch.int64)
     with trainer.preserve_rng(), torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
-        trainer.objective(tokens, tokens, trainer.empty_state(rows), 0.0, None)
+        trainer.own_objective(tokens, tokens, trainer.empty_state(rows), 0.0, None)
     return sum(saved.values())
 
 

@@ -25,7 +25,7 @@ LARGEST |= {"validate_tokens": TOKENS, "parameters": TOKENS, "segment_jitter": 2
 LARGEST |= dict.fromkeys(("lr", "muon_lr", "weight_decay", "clip", "spike", "score"), 1e38)  # the range of float32
 LARGEST |= dict.fromkeys(("betas", "epsilon", "muon_momentum", "lr_floor", "cooldown"), 1)
 LARGEST |= dict.fromkeys(("weight_dropout", "average_decay"), 1) | dict.fromkeys(("clamp", "pointer", "streams"), 2**20)
-LARGEST |= {"temperature": 100}
+LARGEST |= {"temperature": 100, "discount": 100}
 
 S = TypeVar("S")
 SETTINGS = ("memory", "clamp", "same_length", "pointer")
@@ -44,12 +44,19 @@ class DataConfig:
     """A file or folder to validate on. It is never trained on, even if it is inside the corpus."""
     test: str | None = None
     """A file or folder to test on. It is never trained on."""
+    field: str | None = None
+    """The key of the text in JSON lines, and its column in tables. Default: text."""
+    encoding: str | None = None
+    """Default: UTF-8."""
     tokenizer: str | None = None
-    """Default: that of the corpus."""
+    """A name, or the path of a tokenizer.json, its folder or a file with one word per line. Default: that of the
+    corpus."""
     minimum: int | None = None
     """Words that occur less often in the training text become <unk>."""
     documents: bool = True
     """Memory is reset where a document starts."""
+    sentences: bool = False
+    """Every sentence of a corpus such as lm1b is a document. Default: they are read as one stream."""
 
     def __post_init__(self) -> None:
         config.require_bounds(self, "data", LARGEST)
@@ -110,12 +117,15 @@ class TrainingConfig:
     compile: bool | None = None
     cuda_graph: bool = False
     checkpoint_activations: bool = False
+    parallel: Literal["ddp", "fsdp"] = "ddp"
     validate_every: int = 0
     validate_tokens: int | None = None
     save_every: int = 1000
     keep: int = 3
     patience: int = 0
     seed: int = 1111
+    init_from: str | None = None
+    """A model whose weights the run starts with. Its config and tokenizer are used too."""
 
     def __post_init__(self) -> None:
         config.require_bounds(self, "training", LARGEST)
@@ -151,6 +161,11 @@ class TrainingConfig:
                 f"training.cuda_graph=true needs static steps, which training.{name}={getattr(self, name)} prevents; "
                 "turn off one of them",
             )
+        require(
+            not (self.parallel == "fsdp" and self.weight_dropout),
+            f"training.parallel='fsdp' has no complete weights for training.weight_dropout={self.weight_dropout}; "
+            "use 'ddp'",
+        )
         if self.average_patience:
             self._check_trigger()
         for name, least in (("batch", 1), ("segment", 1), ("memory", 0)):
@@ -183,6 +198,7 @@ class EvaluationConfig:
     clamp: int | None = None
     same_length: bool | None = None
     pointer: int | None = None
+    discount: float | None = None
     temperature: float | None = None
     streams: int = 1
 
@@ -195,7 +211,7 @@ class EvaluationConfig:
     @property
     def settings(self) -> dict[str, Any]:
         """The reading settings that are set."""
-        return _given(self, ("segment", *SETTINGS, "temperature"))
+        return _given(self, ("segment", *SETTINGS, "discount", "temperature"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,7 +287,11 @@ class Recipe:
 
     def training_readings(self) -> list[Reading]:
         """Every reading of the schedules, in order."""
-        return [self.training_reading(step) for step in self._changes()]
+        return [reading for _, reading in self.reading_schedule()]
+
+    def reading_schedule(self) -> list[tuple[int, Reading]]:
+        """The first step of every reading, and the reading."""
+        return [(step, self.training_reading(step)) for step in self._changes()]
 
     def evaluation_reading(self) -> Reading:
         """The reading at the end of training, with the settings of [evaluation]."""
@@ -305,8 +325,21 @@ MOVED = {
     "training.record": "training.cuda_graph",
     "evaluation.copy": "evaluation.pointer",
     "evaluation.lanes": "evaluation.streams",
+    "reached": "result",
 }
-"""Keys of longspan 0.1 and their new names."""
+"""Keys and tables of longspan 0.1 and their new names."""
+
+
+RUN_FILES = ("run.json", "manifest.json")
+"""One of them is next to the recipe of a run or of a checkpoint."""
+
+
+class RenamedKeysError(ConfigError):
+    """A recipe with keys of longspan 0.1."""
+
+    def __init__(self, renamed: Mapping[str, str]) -> None:
+        self.changes = ", ".join(f"{old} to {new}" for old, new in renamed.items())
+        super().__init__(f"keys of longspan 0.1 were renamed: {self.changes}; use the new names")
 
 
 def as_steps(value: int | Steps) -> Steps:
@@ -360,55 +393,77 @@ def find_recipe(name_or_path: str | Path) -> Path:
     raise UnknownNameError("recipe", text, recipe_names())
 
 
-def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe with that name or path, with `key=value` overrides applied."""
+def load_recipe(
+    name_or_path: str | Path, overrides: Sequence[str] = (), model: Mapping[str, Any] | None = None
+) -> Recipe:
+    """The recipe with that name or path, with `key=value` overrides applied.
+
+    `model` is the table of a model that is trained further; it replaces that of the recipe and its tokenizer.
+    """
     path = find_recipe(name_or_path)
-    values = config.read_toml(path)
+    values = dict(config.read_toml(path))
+    if model is not None:
+        values["model"] = dict(model)
+        if isinstance(data := values.get("data"), Mapping):
+            values["data"] = {key: value for key, value in data.items() if key not in ("tokenizer", "minimum")}
     over = config.parse_overrides(overrides)
     try:
         return build_recipe(config.merge(values, over), path.stem)
     except ConfigError as error:
-        line = _line_of(str(error), path, over)
-        if line is None:
-            raise
-        raise ConfigError(f"{path.name}, line {line}: {error}") from None
+        raise _located(error, path, over) from None
 
 
-def held_out_of(model: Path, corpus: str) -> dict[str, str]:
-    """The valid and test files in the recipe of the run that `model` belongs to, if the run was trained on `corpus`.
+def _located(error: ConfigError, path: Path, over: Mapping[str, Any]) -> ConfigError:
+    """The error of a recipe's file, with the line of its key. An error of an override is returned as it is."""
+    line = _line_of(str(error), path, over)
+    if line is None:
+        return error
+    if isinstance(error, RenamedKeysError) and any((path.parent / name).is_file() for name in RUN_FILES):
+        return ConfigError(
+            f"{path.parent} was trained by longspan 0.1 and cannot be resumed, but its model can be loaded; "
+            f"to train its recipe again, rename the keys {error.changes}"
+        )
+    model = over.get("model")
+    if isinstance(model, Mapping) and "family" in model:
+        return ConfigError(
+            f"{path.name}, line {line}, does not fit model.family={model['family']}: {error}; use a recipe made for it"
+        )
+    return ConfigError(f"{path.name}, line {line}: {error}")
 
-    Without them, a split of that corpus would contain text that the model was trained on.
+
+def data_config_of(model: Path, corpus: str) -> DataConfig:
+    """The data table of the run that `model` belongs to, if the run was trained on `corpus`, else the default one.
+
+    Without its valid and test files, a split of that corpus would contain text that the model was trained on.
     """
     for folder in (model, model.parent):
         try:
             data = config.build(DataConfig, config.read_toml(folder / "recipe.toml").get("data", {}), "data")
         except (ConfigError, AttributeError):  # no recipe, or not a valid one
             continue
-        return data.held_out if Path(data.corpus).resolve() == Path(corpus).resolve() else {}
-    return {}
+        return data if Path(data.corpus).resolve() == Path(corpus).resolve() else DataConfig()
+    return DataConfig()
 
 
 def build_recipe(values: Mapping[str, Any], name: str = "recipe") -> Recipe:
     """A recipe from plain values. Unknown keys and wrong types are errors."""
     tables = dict(values)
     name = tables.pop("name", name)
+    found = [f"{key}.{below}" for key, table in tables.items() if isinstance(table, Mapping) for below in table]
+    if renamed := {key: MOVED[key] for key in (*tables, *found) if key in MOVED}:
+        raise RenamedKeysError(renamed)
     for key, table in tables.items():
-        for moved in (f"{key}.{name}" for name in (table if isinstance(table, Mapping) else ())):
-            if moved in MOVED:
-                raise ConfigError(f"{moved} was renamed to {MOVED[moved]}; use the new name")
-        if key == "reached":
-            raise ConfigError("the table [reached] was renamed to [result]; use the new name")
         if key not in ("model", *SECTIONS):
             raise UnknownNameError("table", key, ["model", *SECTIONS])
         if not isinstance(table, Mapping):
-            raise ConfigError(f"{key}={config.shown(table)} is a plain value; it must be a table")
+            raise ConfigError(f"{key}={config.shown(table)} must be a table, not a single value")
     if not isinstance(name, str):
-        raise ConfigError(f"name={config.shown(name)} has the wrong type; it must be a string")
+        raise ConfigError(f"name={config.shown(name)} must be a string")
     config.require_unicode(name, "name")
     model = dict(tables.get("model", {}))
     chosen = model.pop("family", "transformer-xl")
     if not isinstance(chosen, str):
-        raise ConfigError(f"model.family={config.shown(chosen)} has the wrong type; it must be a string")
+        raise ConfigError(f"model.family={config.shown(chosen)} must be a string")
     cls = family(chosen).Config
     sections: dict[str, Any] = {key: config.build(c, tables.get(key, {}), key) for key, c in SECTIONS.items()}
     return Recipe(name=name, family=chosen, model=config.build(cls, model, "model"), **sections)
@@ -425,7 +480,7 @@ def _line_of(message: str, path: Path, over: Mapping[str, Any]) -> int | None:
             return None
         if number := _line_of_key(lines, table, key):
             return number
-    for found in re.finditer(r"no table called '([^']+)'|^(\w+)=.* is a plain value", message):
+    for found in re.finditer(r"no table called '([^']+)'|^(\w+)=.* must be a table", message):
         table = found[1] or found[2]
         if table in over:
             return None

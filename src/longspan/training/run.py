@@ -1,10 +1,12 @@
 """A training run in a folder: start, resume or branch it, and check that a resume is allowed."""
 
 import dataclasses
+import functools
 import shlex
 import signal
 import warnings
 from collections.abc import Mapping, Sequence, Set
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,14 @@ import torch
 from longspan import config
 from longspan.checkpoints import store
 from longspan.checkpoints.manifest import MANIFEST, Verified
-from longspan.data import BatchStreams, Encoded, open_corpus
+from longspan.checkpoints.model_folder import TOKENIZER, load_model
+from longspan.contract import LanguageModel
+from longspan.data import TOKENIZER_SPECS, BatchStreams, Encoded, TokenizerSpec, describe_all, open_corpus
 from longspan.data.tokenizer_specs import find_tokenizer_spec
-from longspan.errors import CheckpointError, ConfigError, DataError
-from longspan.models.families import create
+from longspan.errors import CheckpointError, ConfigError, DataError, counted
+from longspan.models.families import create, name_of
+from longspan.terminal import progress_line
+from longspan.tokenizers import Tokenizer, tokenizer_from_json
 from longspan.training import snapshot
 from longspan.training.folder import check_folder, find_origin, is_own, locked, read_run_info, write_run_info
 from longspan.training.ledger import NotFiniteError
@@ -31,6 +37,7 @@ from longspan.training.observers.progress import Progress, print_line
 from longspan.training.observers.tensorboard import TensorBoard
 from longspan.training.observers.validation import Validate
 from longspan.training.preflight import preflight
+from longspan.training.processes import ALONE, Processes, joined, own_device, restarted
 from longspan.training.recipe import DataConfig, EvaluationConfig, Recipe, load_recipe, value_at
 
 RECIPE = snapshot.RECIPE
@@ -39,10 +46,12 @@ SCORING = {"training.validate_tokens", *(f"evaluation.{key.name}" for key in dat
 # What a resume may change: limits and observers, not what a step computes.
 FREE = {
     *SCORING,
-    *(f"data.{key}" for key in ("corpus", "valid", "test")),
+    *(f"data.{key}" for key in ("corpus", "valid", "test", "field", "encoding")),
     # The vocabulary follows from the text, which is checked by its fingerprint.
     "model.vocabulary",
-    *(f"training.{key}" for key in ("steps", "tokens", "seconds", "compile", "cuda_graph", "checkpoint_activations")),
+    "training.init_from",
+    *(f"training.{key}" for key in ("steps", "tokens", "seconds", "compile", "cuda_graph")),
+    *(f"training.{key}" for key in ("checkpoint_activations", "parallel")),
     *(f"training.{key}" for key in ("validate_every", "save_every", "keep", "patience")),
 }
 # What a branch (a new run from another run's checkpoint) may change in addition: the size of its updates.
@@ -85,45 +94,94 @@ def resolve(
     out: Path | None = None,
     resume: str | None = None,
     seed: int | None = None,
+    init_from: Path | None = None,
 ) -> Recipe:
-    """The recipe of a command line. Default: that of the run in `out`, or of the checkpoint to resume."""
+    """The recipe of a command line. Default: that of the run in `out`, or of the checkpoint to resume.
+
+    `init_from` is a model to start from. It replaces the recipe's model.
+    """
     if recipe is None:
         places = [*([out] if out else []), *([Path(resume)] if resume not in (None, "auto") else [])]
         recipe = next((place / RECIPE for place in places if (place / RECIPE).is_file()), None)
         if recipe is None:
-            raise ConfigError("--recipe is missing; use a file or a name, for example --recipe tiny")
-    chosen = load_recipe(recipe, overrides)
+            if out is not None and resume == "auto":
+                raise ConfigError(f"there is no run in {out} to resume; name a recipe to start one, for example tiny")
+            raise ConfigError("no recipe is given; name a file or a recipe, for example tiny")
+    if init_from is None:
+        chosen = load_recipe(recipe, overrides)
+    else:
+        chosen = starting_from(init_from, recipe, overrides)
     if data is not None:
         chosen = dataclasses.replace(chosen, data=dataclasses.replace(chosen.data, corpus=data))
     if seed is not None:
         chosen = dataclasses.replace(chosen, training=dataclasses.replace(chosen.training, seed=seed))
     # Absolute paths, because the run may be resumed from another working directory.
+    tokenizer = chosen.data.tokenizer
+    named = {} if tokenizer in (None, *TOKENIZER_SPECS) else {"tokenizer": str(tokenizer)}
     paths: dict[str, Any] = {
-        key: str(Path(path).resolve()) for key, path in chosen.data.paths.items() if Path(path).exists()
+        key: str(Path(path).resolve()) for key, path in (chosen.data.paths | named).items() if Path(path).exists()
     }
     chosen = dataclasses.replace(chosen, data=dataclasses.replace(chosen.data, **paths))
-    config.require_unicode(chosen.data.corpus, "--data")
+    config.require_unicode(chosen.data.corpus, "data.corpus")
     return chosen
 
 
-def open_text(recipe: Recipe, split: str) -> Encoded:
+def starting_from(path: Path, recipe: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe that trains the model at `path` further: with its family and config, which overrides may change."""
+    found = load_model(path)
+    described = {"family": name_of(found.model), **config.plain(found.model.config)}
+    chosen = load_recipe(recipe, overrides, described)
+    training = dataclasses.replace(chosen.training, init_from=str(path.resolve()))
+    return dataclasses.replace(chosen, training=training)
+
+
+def load_initial(model: LanguageModel, path: str, tokenizer: Tokenizer) -> None:
+    """Copy the weights of the model at `path`, which must have this tokenizer."""
+    initial = load_model(Path(path))
+    if initial.tokenizer.fingerprint != tokenizer.fingerprint:
+        raise ConfigError(
+            f"the text has the tokenizer {tokenizer.kind} with {tokenizer.size} tokens, and the model {path} another: "
+            f"{initial.tokenizer.kind} with {initial.tokenizer.size}; leave out data.tokenizer to use that of the model"
+        )
+    try:
+        model.load_state_dict(initial.model.state_dict())
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"the weights of {path} do not fit this model config: {reason[:200]}") from None
+
+
+def open_text(recipe: Recipe, split: str, tokenizer: Tokenizer | None = None) -> Encoded:
+    """A split of the recipe's text. Default `tokenizer`: that of the recipe, or of the model it starts from."""
     data = recipe.data
-    if data.tokenizer is None or data.minimum is None:
-        return open_corpus(data.corpus, split, data.tokenizer, held_out=data.held_out)
-    spec = dataclasses.replace(find_tokenizer_spec(data.tokenizer), minimum=data.minimum)
-    return open_corpus(data.corpus, split, spec, held_out=data.held_out)
+    if tokenizer is None and data.tokenizer is None and recipe.training.init_from is not None:
+        tokenizer = load_model(Path(recipe.training.init_from)).tokenizer
+    chosen: Tokenizer | TokenizerSpec | str | None = tokenizer or data.tokenizer
+    if tokenizer is None and data.tokenizer is not None and data.minimum is not None:
+        chosen = dataclasses.replace(find_tokenizer_spec(data.tokenizer), minimum=data.minimum)
+    options: dict[str, Any] = {"held_out": data.held_out, "field": data.field, "encoding": data.encoding}
+    with progress_line(f"encoding {data.corpus}") as progress:
+        text = open_corpus(data.corpus, split, chosen, progress=progress, **options)
+    return text.by_sentence() if data.sentences else text
 
 
 def make_trainer(
-    recipe: Recipe, text: Encoded, device: torch.device, observers: Sequence[Observer] = ()
+    recipe: Recipe,
+    text: Encoded,
+    device: torch.device,
+    observers: Sequence[Observer] = (),
+    processes: Processes = ALONE,
+    *,
+    resumed: bool = False,
 ) -> tuple[Recipe, Trainer]:
-    """The recipe with the vocabulary of the text, and a trainer before its first step."""
+    """The recipe with the vocabulary of the text, and a trainer before its first step, or to be `resumed`."""
     recipe = recipe.with_vocabulary(text.tokenizer.size)
     rows = value_at(recipe.training.batch, 0)
     streams = BatchStreams(text.ids, text.starts if recipe.data.documents else [], rows, text.fingerprint, text.name)
     torch.manual_seed(recipe.training.seed)
     model = create(recipe.family, recipe.model, recipe.evaluation_reading())
-    return recipe, Trainer(recipe, model, text.tokenizer, streams, device, observers)
+    if recipe.training.init_from is not None and not resumed:
+        load_initial(model, recipe.training.init_from, text.tokenizer)
+    return recipe, Trainer(recipe, model, text.tokenizer, streams, device, observers, processes)
 
 
 def train(
@@ -135,18 +193,25 @@ def train(
     observers: Sequence[Observer] | None = None,
 ) -> Outcome:
     """Train in the folder `out` until the recipe's limit. `resume` is 'auto', or the path of a checkpoint or a run."""
-    device = torch.device(device)
+    device = own_device(torch.device(device))
     out = Path(out)
     check_outside_data(out, recipe.data)
-    with locked(out):
-        check_folder(out, resume)
+    with joined(device) as processes, ExitStack() as stack:
+        given = resume
+        resume = processes.share(processes.first(lambda: _open_folder(out, given, stack)))
         start = find_start(out, resume)
-        show = print_line if observers is None else _print_nothing
+        show = print_line if observers is None and processes.is_first else _print_nothing
         show(f"reading {recipe.data.corpus}")
-        text = open_text(recipe, "train")
-        watching = default_observers(recipe, out, text) if observers is None else list(observers)
-        recipe, trainer = make_trainer(recipe, text, device, watching)
-        show(f"preparing {recipe.family} with {trainer.model.parameter_count:,} parameters on {device}")
+        # A run that started from a model is resumed without it.
+        own = [stored_tokenizer(start)] if start is not None and recipe.training.init_from is not None else []
+        asked = recipe
+        text = processes.in_turn(lambda: open_text(asked, "train", *own))
+        if observers is None:
+            observers = processes.in_turn(lambda: default_observers(asked, out, text, processes))
+        watching = list(observers)
+        recipe, trainer = make_trainer(asked, text, device, watching, processes, resumed=start is not None)
+        where = f"{processes.size} x {device.type}" if processes.size > 1 else device
+        show(f"preparing {recipe.family} with {trainer.model.parameter_count:,} parameters on {where}")
         if (out / RECIPE).is_file():
             check_same(recipe, load_recipe(out / RECIPE), out)
         if start is not None:
@@ -158,7 +223,8 @@ def train(
         before = trainer.step
         if not trainer.finished:
             preflight(trainer)
-            write_run_info(out, recipe, text, device, start)
+            made = recipe
+            processes.first(lambda: write_run_info(out, made, text, device, start, processes.size))
             try:
                 trainer.run()
             except NotFiniteError as error:
@@ -168,26 +234,44 @@ def train(
         return Outcome(out, trainer.step, trainer.finished, signalled, trainer.step - before, trainer.stopped_early)
 
 
+def _open_folder(out: Path, resume: str | None, stack: ExitStack) -> str | None:
+    """Lock the folder until the end of the run and check it. Returns what to resume: after a restart by torchrun, the
+    run itself."""
+    stack.enter_context(locked(out))
+    if restarted() and (out / RECIPE).is_file():
+        resume = "auto"
+    check_folder(out, resume)
+    return resume
+
+
 def _print_nothing(_: str) -> None:
     """A caller that passes its own observers gets no other output."""
 
 
 def _fix(out: Path) -> str:
     if store.numbered(out):
-        flags = f"--resume {shlex.quote(str(out))} --out ANOTHER --set training.lr=..."
-        return f"check that text, or continue from the last checkpoint at a lower learning rate with {flags}"
-    return "check that text, or start in another --out with a lower training.lr"
+        command = f"longspan train --resume {shlex.quote(str(out))} --out ANOTHER --set training.lr=..."
+        return f"check that text, or continue from the last checkpoint at a lower learning rate: {command}"
+    return "check that text, or start in another folder with a lower training.lr"
 
 
-def default_observers(recipe: Recipe, out: Path, text: Encoded) -> list[Observer]:
-    """The observers of a recipe in call order. Checkpoints come last, because they save the others' facts."""
+def default_observers(recipe: Recipe, out: Path, text: Encoded, processes: Processes = ALONE) -> list[Observer]:
+    """The observers of a recipe in call order. Checkpoints come last, because they save the others' facts. Only the
+    first process prints and writes metrics."""
     training = recipe.training
-    observers: list[Observer] = [Metrics(out), TensorBoard(out), Progress(text)]
+    observers: list[Observer] = []
+
+    @functools.cache  # the valid split is described and scored
+    def opened(split: str) -> Encoded:
+        return open_text(recipe, split, text.tokenizer)
+
+    if processes.is_first:
+        observers += [Metrics(out), TensorBoard(out), Progress(describe_all(text, opened))]
     if training.validate_every:
-        held_out = open_corpus(recipe.data.corpus, "valid", text.tokenizer, held_out=recipe.data.held_out)
+        held_out = opened("valid")
         if len(held_out) < 2:
             raise DataError(
-                f"the valid split of {held_out.name} has {len(held_out)} tokens; use a text with at least 2"
+                f"the valid split of {held_out.name} has {counted(len(held_out), 'token')}; use a text with at least 2"
             )
         decides = validation_decides(recipe)
         observers.append(Validate(held_out, training.validate_every, training.validate_tokens, decides=decides))
@@ -203,7 +287,11 @@ def check_outside_data(out: Path, data: DataConfig) -> None:
     for given in data.paths.values():
         folder = Path(given).resolve()
         if folder.is_dir() and folder in (out.resolve(), *out.resolve().parents):
-            raise ConfigError(f"--out {out} is inside the data folder {given}; use a folder outside of it")
+            raise ConfigError(f"{out} is inside the data folder {given}; use a folder outside of it")
+
+
+def stored_tokenizer(start: Verified) -> Tokenizer:
+    return tokenizer_from_json((start.path / TOKENIZER).read_bytes())
 
 
 def find_start(out: Path, resume: str | None) -> Verified | None:
@@ -215,17 +303,17 @@ def find_start(out: Path, resume: str | None) -> Verified | None:
     if own is None and newest.passed_over:
         # A new start would overwrite checkpoints that may still be repaired.
         raise CheckpointError(
-            f"all {len(newest.passed_over)} checkpoints in {out} are damaged ({newest.passed_over[0].reason}); "
-            "use another --out to start again"
+            f"{out} has {counted(len(newest.passed_over), 'checkpoint')}, all damaged ({newest.passed_over[0].reason});"
+            " start again in another folder"
         )
     if resume == "auto":
         return own or find_origin(out)
     path = Path(resume)
     if not path.is_dir():
-        raise CheckpointError(f"--resume {path} does not exist; use a run, a checkpoint, or auto for the run in --out")
+        raise CheckpointError(f"there is no {path} to resume; use a run, a checkpoint, or 'auto' for the run in {out}")
     if (path / MANIFEST).is_file():
         found = store.read_folder(path)
-        if not set(snapshot.PARTS) <= set(found.files):
+        if not snapshot.is_resumable(found.files):
             raise CheckpointError(
                 f"{path} is a model without training state; resume from a checkpoint-N or the folder of a run"
             )
@@ -237,7 +325,7 @@ def find_start(out: Path, resume: str | None) -> Verified | None:
         found = there
     if own is not None and own.path.resolve() != found.path.resolve():
         raise ConfigError(
-            f"--out {out} is at {own.path.name}, but --resume is {path}; use another --out to branch from there"
+            f"{out} is at {own.path.name}, not at {path}; resume with 'auto', or branch from {path} into another folder"
         )
     return found
 
@@ -268,7 +356,7 @@ def check_same(recipe: Recipe, stored: Recipe, where: Path, free: Set[str] = FRE
         if now.get(key) != then.get(key) and key not in free:
             raise ConfigError(
                 f"{where} has {key}={config.show(then.get(key, 'unset'))}, but this run has "
-                f"{config.show(now.get(key, 'unset'))}; use another --out, or do not change {key}"
+                f"{config.show(now.get(key, 'unset'))}; use another folder, or do not change {key}"
             )
 
 

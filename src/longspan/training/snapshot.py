@@ -2,38 +2,65 @@
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
 
 from longspan import config
 from longspan.checkpoints import store
-from longspan.checkpoints.manifest import Verified, read_json
-from longspan.checkpoints.model_folder import WEIGHTS, save_model
+from longspan.checkpoints.manifest import SHARD, Verified, read_json
+from longspan.checkpoints.model_folder import WEIGHTS, description, save_model
+from longspan.checkpoints.shards import read_tensors
 from longspan.checkpoints.states import FLOATS, restore_state
-from longspan.checkpoints.weights import fill, parse_weights, require_match, weights_of
+from longspan.checkpoints.weights import fill, require_match, weights_of
 from longspan.contract import State
 from longspan.errors import CheckpointError, ConfigError, StateError
 from longspan.shapes import Tensor
 from longspan.training.loop import Trainer
 from longspan.training.step import with_full
 
+if TYPE_CHECKING:
+    from longspan.training.sharded_save import PendingSave
+
 FORMAT = 1
 TENSORS, FACTS, RECIPE = "training.safetensors", "training.json", "recipe.toml"
 PARTS = (WEIGHTS, TENSORS, FACTS)
 
 
-def save(trainer: Trainer, path: Path) -> None:
-    """Write a checkpoint atomically: the model as it is used, and everything that a resume needs."""
-    facts = (json.dumps(facts_of(trainer), indent=1) + "\n").encode()
-    extra: dict[str, store.Content] = {FACTS: facts, TENSORS: partial(save_file, tensors_of(trainer))}
-    extra[RECIPE] = trainer.recipe.to_toml().encode()
+def is_resumable(files: Collection[str]) -> bool:
+    """Whether these files of a folder are enough to resume from: shards take the place of safetensors files."""
+    return set(PARTS) <= set(files) or (FACTS in files and any(SHARD.fullmatch(name) for name in files))
+
+
+def save(trainer: Trainer, path: Path) -> "PendingSave | None":
+    """Write a checkpoint atomically: the model as it is used, and everything that a resume needs.
+
+    Several processes write it together and in the background. Then this returns the pending save.
+    """
+    small = {
+        FACTS: (json.dumps(facts_of(trainer), indent=1) + "\n").encode(),
+        RECIPE: trainer.recipe.to_toml().encode(),
+    }
+    if trainer.processes.distributed:
+        return _save_shards(trainer, path, small)
+    extra: dict[str, store.Content] = {**small, TENSORS: partial(save_file, tensors_of(trainer))}
     with trainer.evaluation_model() as model:
         save_model(path, model, trainer.tokenizer, notes=notes(trainer), extra=extra, replace=True)
+    return None
+
+
+def _save_shards(trainer: Trainer, path: Path, small: Mapping[str, bytes]) -> "PendingSave":
+    from longspan.training.sharded_save import save_shards
+
+    tensors = _grouped(TENSORS, tensors_of(trainer))
+    with trainer.evaluation_model() as model:
+        tensors |= _grouped(WEIGHTS, {name: _copied(tensor) for name, tensor in weights_of(model).items()})
+        files = description(model, trainer.tokenizer, notes=notes(trainer)) | dict(small)
+    return save_shards(path, tensors, files, trainer.processes)
 
 
 def notes(trainer: Trainer) -> list[str]:
@@ -63,17 +90,23 @@ def facts_of(trainer: Trainer) -> dict[str, Any]:
 
 
 def tensors_of(trainer: Trainer) -> dict[str, Tensor]:
-    """Copies on the CPU. None shares memory with another, because safetensors refuses that."""
+    """Copies on the CPU. None shares memory with another, because safetensors refuses that. With several processes,
+    memory and sharded weights are DTensors."""
     named = _grouped("optimizer", trainer.optimizer.tensors()) | _grouped("guard", trainer.guard.tensors())
     if trainer.average is not None:
         # The model file has the average, so the weights are saved here.
         named |= _grouped("weights", weights_of(trainer.model))
     for k, state in enumerate(trainer.states):
-        named |= _grouped(f"memory.{k}", state.tensors())
+        memory = {name: trainer.processes.as_rows(tensor) for name, tensor in state.tensors().items()}
+        named |= _grouped(f"memory.{k}", memory)
     named["random/cpu"] = torch.get_rng_state()
     if trainer.device.type == "cuda":
         named["random/cuda"] = torch.cuda.get_rng_state(trainer.device)
-    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in named.items()}
+    return {name: _copied(tensor) for name, tensor in named.items()}
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous().clone()
 
 
 def load(trainer: Trainer, verified: Verified) -> None:
@@ -82,13 +115,13 @@ def load(trainer: Trainer, verified: Verified) -> None:
     where = str(path / TENSORS)
     try:
         facts = _read_facts(read_json(verified.contents[FACTS], str(path / FACTS)), trainer)
-        tensors = parse_weights(verified.contents[TENSORS], where)
+        tensors = read_tensors(verified, TENSORS)
         _check_tensors(tensors, facts)
         trainer.streams.load_state_dict(facts["data"])
         states = _read_states(trainer, tensors, facts["memories"], facts["step"])
     except (ConfigError, StateError) as error:
         raise CheckpointError(f"{path} is damaged and cannot be resumed: {error}") from None
-    model = parse_weights(verified.contents[WEIGHTS], str(path / WEIGHTS))
+    model = read_tensors(verified, WEIGHTS)
     trainer.step, trainer.tokens, trainer.seconds_before = facts["step"], facts["tokens"], facts["seconds"]
     # With more patience, or none, a run that stopped early continues.
     waited = facts["observers"].get("EarlyStop", {}).get("waited", 0)
@@ -159,7 +192,7 @@ def _read_states(trainer: Trainer, tensors: Mapping[str, Tensor], count: int, st
     for state in states:
         if state.batch * count != trainer.streams.batch:
             raise StateError(f"it has {count} memories of {state.batch} rows; the batch is {trainer.streams.batch}")
-    return states
+    return [state.rows(trainer.processes.part_of(state.batch)) for state in states]
 
 
 def _check_tensors(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -182,7 +215,9 @@ def _check_tensors(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> N
 def _set_random(trainer: Trainer, tensors: Mapping[str, Tensor], where: str) -> None:
     try:
         torch.set_rng_state(tensors["random/cpu"])
-        if trainer.device.type == "cuda" and "random/cuda" in tensors:
+        if trainer.device.type == "cuda" and trainer.processes.distributed:
+            trainer.processes.seed_device(trainer.config.seed, trainer.step)
+        elif trainer.device.type == "cuda" and "random/cuda" in tensors:
             torch.cuda.set_rng_state(tensors["random/cuda"], trainer.device)
     except (KeyError, RuntimeError, TypeError) as error:
         raise CheckpointError(

@@ -16,6 +16,8 @@ from longspan.errors import DeviceError
 from longspan.shapes import Bool, Float, Int, Tensor
 from longspan.training.guard import Guard
 from longspan.training.optimizers import Optimizer
+from longspan.training.parallel import shard
+from longspan.training.processes import ALONE, Processes
 from longspan.training.recipe import TrainingConfig
 
 
@@ -40,11 +42,17 @@ class StepInputs(NamedTuple):
 class Step:
     """Loss, gradients, clipping, the guard and the update, without a host sync."""
 
-    def __init__(self, model: LanguageModel, config: TrainingConfig, device: torch.device) -> None:
-        self.config, self.device = config, device
+    def __init__(
+        self, model: LanguageModel, config: TrainingConfig, device: torch.device, processes: Processes = ALONE
+    ) -> None:
+        self.config, self.device, self.processes = config, device, processes
+        self.around_part: Callable[[bool], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self.precision = choose_precision(config.precision, device)
         self.model = model.to(device, torch.float64 if self.precision == torch.float64 else None)
-        self.optimizer = Optimizer(model, config)
+        self.sharded = processes.distributed and config.parallel == "fsdp"
+        if self.sharded:
+            shard(model, processes, self.precision)
+        self.optimizer = Optimizer(model, config, processes)
         self.guard = Guard(config.spike, device)
 
     def __call__(
@@ -57,26 +65,33 @@ class Step:
         skip = self.guard.check(loss, norm)
         self.optimizer.step(given.factor, skip)
         self.optimizer.zero_grad()
-        return torch.stack([loss, norm, skip, self.guard.broken.to(loss.dtype)]), states
+        return torch.stack([loss, *(each.to(loss.dtype) for each in (norm, skip, self.guard.broken))]), states
 
     def accumulate(
         self, objective: Callable[..., Any], states: list[State], inputs: StepInputs
     ) -> tuple[Float[Tensor, ""], list[State]]:
-        """Gradients of the mean loss over a batch, part by part."""
-        total, after = torch.zeros((), device=self.device), []
+        """Gradients of the mean loss over a batch, part by part. The loss is that of all processes."""
+        wide = torch.float64 if self.precision == torch.float64 else torch.float32
+        total, after = torch.zeros((), dtype=wide, device=self.device), list[State]()
         for part, state in zip(inputs.split(len(states)), states, strict=True):
-            with self.autocast():
-                loss, next_state = objective(part.tokens, part.targets, state, part.progress, part.starts)
+            with self.around_part(len(after) == len(states) - 1):
+                with self.autocast():
+                    loss, next_state = objective(part.tokens, part.targets, state, part.progress, part.starts)
+                (loss / len(states)).backward()
             after.append(next_state)
-            (loss / len(states)).backward()
-            total = total + loss.detach().float() / len(states)
-        return total, after
+            total = total + loss.detach().to(wide) / len(states)
+        return self.processes.mean(total), after
 
     def _clip(self) -> Float[Tensor, ""]:
         """Clip the gradient to norm `clip` and return its norm before."""
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        parameters = [p for p in self.optimizer.parameters() if p.grad is not None]
         limit = self.config.clip or math.inf
-        return nn.utils.clip_grad_norm_(parameters, limit, foreach=True).float()
+        if not self.sharded:
+            return nn.utils.clip_grad_norm_(parameters, limit, foreach=True).float()
+        own = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
+        norm = (self.processes.mean(own.square()) * self.processes.size).sqrt()
+        nn.utils.clip_grads_with_norm_(parameters, limit, norm, foreach=True)
+        return norm.float()
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.precision == torch.bfloat16:

@@ -2,17 +2,20 @@
 
 import math
 import shutil
-from collections.abc import Collection
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from longspan.checkpoints import store
 from longspan.checkpoints.model_folder import save_model
+from longspan.checkpoints.weights import full_weights
 from longspan.data.cache import signature
 from longspan.errors import CheckpointError, DataError
 from longspan.training import snapshot
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer, Validation
+
+if TYPE_CHECKING:
+    from longspan.training.sharded_save import PendingSave
 
 
 class Checkpoints(Observer):
@@ -24,26 +27,46 @@ class Checkpoints(Observer):
         self.folder, self.every, self.keep = folder, every, keep
         self.best = math.inf
         self.good: dict[str, dict[str, list[int]]] = {}
+        self.pending: PendingSave | None = None
 
     def validated(self, trainer: Trainer, validation: Validation) -> None:
         if validation.score >= self.best:
             return
         self.best = validation.score
         score = f"Validation during training: {validation.bits:.4f} bits per token on {validation.tokens:,} tokens."
-        move_if_broken(self.folder / "best")
+        notes = [*snapshot.notes(trainer), score]
         with trainer.evaluation_model() as model:
-            save_model(
-                self.folder / "best", model, trainer.tokenizer, notes=[*snapshot.notes(trainer), score], replace=True
-            )
+            weights = full_weights(model)
+
+            def save() -> None:
+                move_if_broken(self.folder / "best")
+                save_model(self.folder / "best", model, trainer.tokenizer, notes=notes, weights=weights, replace=True)
+
+            trainer.processes.first(save)
 
     def after_step(self, trainer: Trainer) -> None:
         if trainer.step % self.every == 0 or trainer.finished or trainer.interrupted:
             trainer.settle()
+            self._finish(trainer)
             path = self.folder / f"checkpoint-{trainer.step}"
-            move_if_broken(path)
-            snapshot.save(trainer, path)
-            self.good[path.name] = _signatures(path)
-            self._remove_old()
+            trainer.processes.first(lambda: move_if_broken(path))
+            self.pending = snapshot.save(trainer, path)
+            if self.pending is None:
+                self._saved(path)
+            elif trainer.finished or trainer.interrupted:
+                self._finish(trainer)
+
+    def _finish(self, trainer: Trainer) -> None:
+        """Wait until the checkpoint that is being written in the background is complete."""
+        if self.pending is not None:
+            path = self.pending.path
+            self.pending.wait()
+            self.pending = None
+            trainer.processes.first(lambda: self._saved(path))
+
+    def _saved(self, path: Path) -> None:
+        self.good[path.name] = _signatures(path)
+        self._remove_old()
 
     def _remove_old(self) -> None:
         """Remove checkpoints older than the last `keep` good ones. Broken ones do not count."""
@@ -61,7 +84,7 @@ class Checkpoints(Observer):
         """Whether a run can be resumed from it. Reading a large checkpoint takes seconds, so it is read only if its
         files have changed since they were written or last read."""
         now = _signatures(path)
-        if self.good.get(path.name) != now and is_complete(path, snapshot.PARTS):
+        if self.good.get(path.name) != now and is_complete(path, training=True):
             self.good[path.name] = now
         return self.good.get(path.name) == now
 
@@ -76,9 +99,11 @@ class Checkpoints(Observer):
         self.best = math.inf  # that score belongs to the other run
 
 
-def is_complete(path: Path, parts: Collection[str] = ()) -> bool:
+def is_complete(path: Path, *, training: bool = False) -> bool:
+    """Whether a folder is undamaged and, if asked, a run can be resumed from it."""
     try:
-        return set(parts) <= set(store.read_folder(path).files)
+        files = store.read_folder(path).files
+        return snapshot.is_resumable(files) if training else True
     except CheckpointError:
         return False
 

@@ -32,11 +32,14 @@ class Metrics(Observer):
                 self.files[name] = (self.folder / name).open("a", encoding="utf-8")
 
     def row(self, trainer: Trainer, row: Row) -> None:
-        # Most steps are not skipped, so the key is written only for those that are.
-        self._write("metrics.jsonl", {key: value for key, value in asdict(row).items() if value or key != "skipped"})
+        # Most steps are not skipped, and most CPUs have no known peak, so these keys are written only where they say
+        # something.
+        rare = ("skipped", "mfu", "memory_gib")
+        self._write("metrics.jsonl", {key: value for key, value in asdict(row).items() if value or key not in rare})
 
     def validated(self, trainer: Trainer, validation: Validation) -> None:
-        self._write("validation.jsonl", asdict(validation) | {"bits": validation.bits})
+        values = {key: value for key, value in asdict(validation).items() if value is not None}
+        self._write("validation.jsonl", values | {"bits": validation.bits})
 
     def settle(self) -> None:
         for name, file in self.files.items():
@@ -61,7 +64,7 @@ def write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        fix = "fix that and continue from the last checkpoint with --resume auto"
+        fix = "fix that and resume the run"
         raise TrainingError(f"{path} cannot be written: {error.strerror}; {fix}") from None
 
 

@@ -2,10 +2,9 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from longspan.data import Encoded
 from longspan.terminal import unguarded
 from longspan.training.ledger import Row
 from longspan.training.loop import Trainer
@@ -25,13 +24,13 @@ class Mark(NamedTuple):
 
 
 class Progress(Observer):
-    """Prints the files of each split, then step, bits, tokens per second and time left.
+    """Prints the given lines about the text, then step, bits, tokens per second and time left.
 
     The time left is estimated from the steps after the first one, or after the last one that was compiled or captured.
     """
 
-    def __init__(self, text: Encoded | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self.text, self.clock = text, clock
+    def __init__(self, lines: Sequence[str] = (), clock: Callable[[], float] = time.monotonic) -> None:
+        self.lines, self.clock = lines, clock
         self.bar: Any = None
         self.task: Any = None
         self.printed = self.latest = clock()
@@ -39,7 +38,7 @@ class Progress(Observer):
         self.pause = 0.0
 
     def begin(self, trainer: Trainer) -> None:
-        for line in self.text.describe_files("train", "valid", "test", "unused") if self.text else ():
+        for line in self.lines:
             self._print(line)
         if sys.stderr.isatty():
             self._open_bar(trainer)
@@ -91,7 +90,8 @@ class Progress(Observer):
         if self.mark is not None:
             # `_left` adds the time of future validations, so that of past ones is not part of the steps.
             self.mark = self.mark._replace(time=self.mark.time + self.pause)
-        self._print(f"step {validation.step}  validation: {validation.bits:.4f} bits per token")
+        per_byte = f", {validation.bits_per_byte:.4f} per byte" if validation.bits_per_byte is not None else ""
+        self._print(f"step {validation.step}  validation: {validation.bits:.4f} bits per token{per_byte}")
 
     def end(self, trainer: Trainer) -> None:
         if self.bar is not None:

@@ -24,6 +24,7 @@ class Validate(Observer):
     def __init__(self, text: Encoded, every: int, tokens: int | None = None, *, decides: bool = False) -> None:
         self.every, self.decides = every, decides
         self.name, self.fingerprint = text.name, text.fingerprint
+        self.tokens_per_byte = None if text.tokenizer.unit == "byte" else len(text) / text.bytes
         self.text = sample(text, tokens)
 
     def preflight(self, trainer: Trainer) -> None:
@@ -43,7 +44,10 @@ class Validate(Observer):
         with trainer.evaluation_model() as model, trainer.autocast():
             reading, documents = recipe.evaluation_reading(), recipe.data.documents
             found = score(model, text, reading, method="stream", streams=streams, documents=documents)
-        return Validation(trainer.step, found.scored, found.nats)
+        bits_per_byte = self.tokens_per_byte and found.bits * self.tokens_per_byte
+        return Validation(
+            trainer.step, found.scored, trainer.processes.share(found.nats), trainer.processes.share(bits_per_byte)
+        )
 
     def facts(self) -> dict[str, Any]:
         return {"fingerprint": self.fingerprint}

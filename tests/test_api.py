@@ -26,7 +26,7 @@ from longspan.text_model import GenerationOptions, TextModel
 from longspan.tokenizers import ByteTokenizer
 from longspan.training.loop import Trainer
 
-FUNCTIONS = ["build", "generate", "load", "open_decoder", "score", "train"]
+FUNCTIONS = ["build", "generate", "import_model", "init", "load", "open_decoder", "score", "train"]
 SMALL: dict[str, Any] = {"layers": 1, "width": 16, "heads": 2}
 TEXTS = ["the first text", "a second one"]
 
@@ -60,8 +60,10 @@ def test_the_type_marker_is_shipped() -> None:
 
 CALLS = """
 import longspan
+import torch
 from typing import assert_type
 
+tokens = torch.zeros(1, 2, dtype=torch.int64)
 model = longspan.load("runs/tiny", memory=3, same_length=True)
 assert_type(model.score("a", temperature=1.1), longspan.Score)
 assert_type(model.score(["a", b"b"]), list[longspan.Score])
@@ -70,6 +72,8 @@ assert_type(longspan.generate(["a"], 3, model, seed=1), list[str])
 assert_type(longspan.score("a", model, memory=4), longspan.Score)
 assert_type(model.reading, longspan.Reading)
 assert_type(model.reach(), int)
+assert_type(longspan.build("vanilla").reach(), int)
+assert_type(longspan.build("vanilla")(tokens, None)[1], longspan.State)
 model.scoer("a")  # wrong
 model.score("a", memroy=3)  # wrong
 model.score("a", memory="3")  # wrong
@@ -86,7 +90,7 @@ def test_a_type_checker_finds_misspelled_names(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     calls, package = tmp_path / "calls.py", Path(longspan.__file__).parent
     calls.write_text(CALLS, encoding="utf-8")
-    names = ["__init__", "api", "errors", "reading", "text_model", "scoring/score"]
+    names = ["__init__", "api", "errors", "reading", "text_model", "scoring/score", "contract"]
     options = ["--follow-imports=skip", "--ignore-missing-imports", "--config-file=", f"--cache-dir={tmp_path}"]
     command = [sys.executable, "-m", "mypy", *options, calls, *(package / f"{name}.py" for name in names)]
     output = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path).stdout
@@ -153,6 +157,13 @@ def test_only_a_similar_name_is_suggested(name: str, known: list[str], suggested
         assert message.endswith(f"{suggested!r}?")
     else:
         assert message.endswith(", ".join(sorted(known)) or "none")
+
+
+def test_a_name_can_have_another_fix() -> None:
+    with pytest.raises(UnknownNameError, match=r"'glr'.*transformer-xl.*install the package"):
+        longspan.build("glr")
+    with pytest.raises(UnknownNameError, match=r"'gpu'.*'cuda'"):
+        longspan.load(device="gpu")
 
 
 def test_load_takes_settings_of_the_reading(folder: Path) -> None:
@@ -266,14 +277,85 @@ def test_a_built_model_can_be_used_on_text() -> None:
         longspan.score(TEXTS[0], words)
 
 
+def test_a_built_model_keeps_its_mode() -> None:
+    model = longspan.build("transformer-xl", **SMALL, dropout=0.5)
+    for training in (True, False):
+        model.train(training)
+        assert longspan.score(TEXTS[0], model).nats == longspan.score(TEXTS[0], model).nats
+        longspan.generate("a", 2, model)
+        with pytest.raises(ConfigError, match="top_k=-1"):
+            longspan.generate("a", 2, model, top_k=-1)
+        assert {module.training for module in model.modules()} == {training}
+
+
+def test_init_draws_the_weights_of_its_seed_and_save_writes_them(tmp_path: Path) -> None:
+    state = torch.get_rng_state()
+    one, same, other = (longspan.init("transformer-xl", **SMALL, seed=seed, device="cpu") for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert one.score(TEXTS[0]).nats == same.score(TEXTS[0]).nats != other.score(TEXTS[0]).nats
+    one.save(tmp_path / "m", notes=["Untrained."])
+    loaded = longspan.load(tmp_path / "m", device="cpu")
+    assert (loaded.hash, loaded.score(TEXTS[0]).nats) == (one.hash, one.score(TEXTS[0]).nats)
+    assert "- Untrained." in (tmp_path / "m" / "README.md").read_text(encoding="utf-8")
+    words = tmp_path / "words.txt"
+    words.write_text("<unk>\nthe\nlamp\n", encoding="utf-8")
+    model = longspan.init("lstm", words, layers=1, width=8, reading={"segment": 9})
+    assert (model.config.vocabulary, model.tokenizer.kind, model.reading.segment) == (3, "words", 9)
+
+
+WRONG = """
+import longspan, numpy, torch
+model = longspan.init("transformer-xl", layers=1, width=16, heads=2)
+calls = {
+    "score(5)": lambda: model.score(5),
+    "score(None)": lambda: model.score(None),
+    "score(['ab', 3])": lambda: model.score(["ab", 3]),
+    "score({'a': 1})": lambda: model.score({"a": 1}),
+    "streams": lambda: model.score("ab", streams=1.5),
+    "method": lambda: model.score("ab", method=3),
+    "generate(5)": lambda: model.generate(5),
+    "max_new_tokens": lambda: model.generate("a", 2.5),
+    "seed": lambda: model.generate("a", 2, seed="x"),
+    "temperature": lambda: model.generate("a", 2, temperature="x"),
+    "build(5)": lambda: longspan.build(5),
+    "reading": lambda: longspan.build("transformer-xl", reading=3),
+    "load(5)": lambda: longspan.load(5),
+    "batch": lambda: model.initial_state(-1),
+    "memory=1.5": lambda: longspan.Reading(memory=1.5),
+    "memory='x'": lambda: longspan.Reading(memory="x"),
+    "same_length": lambda: longspan.Reading(same_length=3),
+    "rate": lambda: longspan.Dynamics(rate="x"),
+    "device": lambda: longspan.build("transformer-xl", device=3),
+}
+for name, call in calls.items():
+    try:
+        call()
+    except longspan.LongspanError:
+        continue
+    except Exception as error:
+        print(name, repr(error))
+    else:
+        print(name, "is accepted")
+reading = longspan.Reading(memory=numpy.int64(3), temperature=numpy.float32(2))
+print(*(type(value).__name__ for value in (reading.memory, reading.temperature)))
+print(len(model.generate("a", numpy.int64(2), seed=numpy.int64(3), temperature=0)))
+"""
+
+
+def test_arguments_of_the_wrong_type_are_our_errors() -> None:
+    """In a process of its own: here the type checker of the tests would refuse them first."""
+    found = subprocess.run([sys.executable, "-c", WRONG], check=True, capture_output=True, text=True)
+    assert found.stdout.splitlines() == ["int float", "2"]
+
+
 def test_build_takes_a_device() -> None:
     assert next(longspan.build("transformer-xl", **SMALL, device="auto").parameters()).device == find_device("auto")
-    assert next(longspan.build("transformer-xl", **SMALL).parameters()).device.type == "cpu"
+    assert next(longspan.build("transformer-xl", **SMALL, device="cpu").parameters()).device.type == "cpu"
     with pytest.raises(UnknownNameError, match="gpu"):
         longspan.build("transformer-xl", **SMALL, device="gpu")
 
 
-@pytest.mark.parametrize("name", ["load", "score", "generate", "train"])
+@pytest.mark.parametrize("name", ["build", "import_model", "init", "load", "score", "generate", "train"])
 def test_the_device_is_chosen_as_on_the_command_line(name: str) -> None:
     assert inspect.signature(getattr(longspan, name)).parameters["device"].default == "auto"
 

@@ -30,6 +30,7 @@ __all__ = [
     "Session",
     "State",
     "StateError",
+    "SubwordTokenizer",
     "TextModel",
     "Tokenizer",
     "TrainingError",
@@ -38,6 +39,8 @@ __all__ = [
     "__version__",
     "build",
     "generate",
+    "import_model",
+    "init",
     "load",
     "open_decoder",
     "score",
@@ -45,7 +48,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from longspan.api import build, generate, load, score, train
+    from longspan.api import build, generate, import_model, init, load, score, train
     from longspan.contract import Decoder, Head, LanguageModel, State
     from longspan.decoding.open import open_decoder
     from longspan.decoding.sampling import Sampling
@@ -65,13 +68,15 @@ if TYPE_CHECKING:
     from longspan.scoring.dynamic import Dynamics
     from longspan.scoring.score import Score
     from longspan.text_model import TextModel
-    from longspan.tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer, WordTokenizer
+    from longspan.tokenizers import ByteTokenizer, CharacterTokenizer, SubwordTokenizer, Tokenizer, WordTokenizer
 
 # Imported on first use: torch takes seconds to import, and `longspan --help` does not need it.
 _MODULES = {
     "longspan.api": (
         "build",
         "generate",
+        "import_model",
+        "init",
         "load",
         "score",
         "train",
@@ -106,6 +111,7 @@ _MODULES = {
     "longspan.tokenizers": (
         "ByteTokenizer",
         "CharacterTokenizer",
+        "SubwordTokenizer",
         "Tokenizer",
         "WordTokenizer",
     ),

@@ -11,6 +11,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -61,17 +62,29 @@ def convert(hint: Any, value: Any, key: str) -> Any:
             return tuple(convert(a, item, f"{key}[{i}]") for i, (a, item) in enumerate(zip(args, value, strict=True)))
     elif dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         return build(typing.cast(type, hint), value, key)
-    elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+    elif hint is float and _is_number(value, Real):
         if abs(value) <= sys.float_info.max:  # false for infinity, NaN and integers too large for a float
             return float(value)
         raise ConfigError(f"{key}={shown(value)} is not finite; give a number that fits a float")
-    elif (hint is int and isinstance(value, int) and not isinstance(value, bool)) or (
-        hint in (str, bool) and isinstance(value, hint)
-    ):
+    elif hint is int and _is_number(value, Integral):
+        return int(value)
+    elif hint in (str, bool) and isinstance(value, hint):
         if isinstance(value, str):
             require_unicode(value, key)
         return value
-    raise ConfigError(f"{key}={shown(value)} is of the wrong type; it takes {_type_name(hint)}")
+    raise ConfigError(f"{key}={shown(value)} must be {_type_name(hint)}")
+
+
+def _is_number(value: Any, kind: type) -> bool:
+    """Numbers of numpy included, bool excluded."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def convert_fields(config: Any) -> None:
+    """Convert the fields of a frozen dataclass to their annotated types in place, or raise a ConfigError. For
+    `__post_init__` of classes that Python code creates directly."""
+    for name, hint in typing.get_type_hints(type(config)).items():
+        object.__setattr__(config, name, convert(hint, getattr(config, name), name))
 
 
 Bound = float | tuple[float, float]

@@ -4,14 +4,21 @@ A model, a prompt, a file name or a damaged file can contain any character. A te
 commands that move the cursor, rename the window or write to the clipboard. Pipes and files get the text unchanged.
 """
 
+import os
 import sys
+import time
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
 _ESCAPED = {"Cc", "Cf", "Zl", "Zp"}  # control, format (bidi overrides, zero-width, tags), line and paragraph separators
 _KEPT = frozenset("\n\t\u200c\u200d")  # Persian, Indic scripts and emoji need the zero-width (non-)joiner
+
+
+def is_silent() -> bool:
+    """Whether torchrun started this process and it is not the first one, which prints for all."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
 
 
 def visible(text: str) -> str:
@@ -61,3 +68,19 @@ def guarded_streams() -> Iterator[None]:
 def unguarded(stream: TextIO) -> TextIO:
     """The original stream, for progress bars and tables: rich draws them with control characters."""
     return stream.stream if isinstance(stream, _VisibleStream) else stream
+
+
+@contextmanager
+def progress_line(label: str, every: float = 5.0) -> Iterator[Callable[[int, int], None]]:
+    """A function that prints the part done and the time left to standard error every few seconds."""
+    began = printed = time.monotonic()
+
+    def update(done: int, total: int) -> None:
+        nonlocal printed
+        now = time.monotonic()
+        if now - printed >= every and done:
+            printed = now
+            minutes, seconds = divmod(round((now - began) * (total - done) / done), 60)
+            print(f"{label}: {100 * done // total}%, {minutes}:{seconds:02d} left", file=sys.stderr, flush=True)
+
+    yield update

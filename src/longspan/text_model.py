@@ -1,6 +1,7 @@
 """TextModel, a model with its tokenizer: the return type of `longspan.load`."""
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Unpack, overload
 
@@ -9,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from longspan.bundled import model_path
-from longspan.checkpoints.model_folder import load_model, override
+from longspan.checkpoints.model_folder import load_model, override, save_model
 from longspan.checkpoints.states import load_state, save_state
+from longspan.config import convert
 from longspan.contract import LanguageModel, State
 from longspan.decoding.sampling import Sampling
 from longspan.decoding.session import Session, TextStream
@@ -23,6 +25,7 @@ from longspan.scoring.score import Method, Score, score
 from longspan.segments import map_segments
 from longspan.shapes import Bool, Float, Int, Tensor
 from longspan.tokenizers import Tokenizer
+from longspan.tokenizers.text import to_bytes
 
 Text = str | bytes
 
@@ -68,6 +71,10 @@ class TextModel:
         """Trainable parameters, tied weights counted once."""
         return self.model.parameter_count
 
+    def save(self, path: str | Path, notes: Iterable[str] = ()) -> None:
+        """Write a model folder, which `load` and the command line read. `notes` say where the model comes from."""
+        self.hash = save_model(Path(path), self.model, self.tokenizer, notes=notes)
+
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         return self.model.parameters()
 
@@ -87,6 +94,8 @@ class TextModel:
         self, batch: int = 1, reading: Reading | None = None, *, trainable: bool | None = None, filled: bool = False
     ) -> State:
         """`LanguageModel.initial_state`: the state before the first token."""
+        if convert(int, batch, "batch") < 1:
+            raise ConfigError(f"batch={batch} must be at least 1")
         return self.model.initial_state(batch, reading, trainable=trainable, filled=filled)
 
     def losses(
@@ -152,9 +161,13 @@ class TextModel:
         if dynamics is not None and method != "dynamic":
             raise ConfigError(f"{dynamics} needs method='dynamic', not {method!r}; set it, or leave dynamics out")
         if not isinstance(text, str | bytes):
-            return [self.score(one, method=method, streams=streams, dynamics=dynamics, **settings) for one in text]
+            each = _texts(text)
+            return [self.score(one, method=method, streams=streams, dynamics=dynamics, **settings) for one in each]
         ids, reading = self.tokenizer.encode(text), self.reading_with(**settings)
-        return score(self.model, ids, reading, method=method, streams=streams, dynamics=dynamics, losses=True)
+        found = score(self.model, ids, reading, method=method, streams=streams, dynamics=dynamics, losses=True)
+        data = to_bytes(text)
+        size = found.scored if self.tokenizer.unit == "byte" else len(data)
+        return dataclasses.replace(found, bytes=size, words=len(data.split()))
 
     @overload
     def hidden_states(  # type: ignore[overload-overlap]  # a str is a Sequence[str]; the first overload wins
@@ -166,7 +179,7 @@ class TextModel:
         """The embedding and every layer's output at every token of a text, [T, width] each; a list of such tuples for
         a list of texts."""
         if not isinstance(text, str | bytes):
-            return [self.hidden_states(one) for one in text]
+            return [self.hidden_states(one) for one in _texts(text)]
         ids = self.tokenizer.encode(text)
         if not len(ids):
             raise DataError("the text has 0 tokens; hidden states need at least 1")
@@ -189,8 +202,14 @@ class TextModel:
         Default of `seed`: 0, or the random generator of the saved state.
         """
         reading = self.reading_with(**settings)
-        session = Session(self.model, seed=(seed or 0) % 2**63, known=self.tokenizer.size, reading=reading)
+        first = 0 if seed is None else convert(int, seed, "seed")
+        session = Session(self.model, seed=first % 2**63, known=self.tokenizer.size, reading=reading)
         if state is not None:
+            if settings:
+                raise ConfigError(
+                    f"{', '.join(settings)} cannot be changed for the saved state {state}, which has its own reading; "
+                    "leave out one of them"
+                )
             self._load_session(session, Path(state), keep_random=seed is None)
         ids = self.tokenizer.encode_prompt(prompt)
         if not len(ids) and session.pending is None:
@@ -199,7 +218,9 @@ class TextModel:
         return session
 
     def _first_token(self) -> NDArray[Any]:
-        """The first token of a stream without a prompt: a newline."""
+        """The first token of a stream without a prompt: the end of a document, or else a newline."""
+        if self.tokenizer.document_end_id is not None:
+            return np.array([self.tokenizer.document_end_id], self.tokenizer.dtype)
         try:
             ids = self.tokenizer.encode("\n")[:1]
         except DataError:
@@ -213,7 +234,9 @@ class TextModel:
         dtypes = {"pending": torch.int64, "held": torch.uint8, "random": torch.uint8}
         found = {name: tensor.dtype for name, tensor in extra.items() if tensor.dim() == 1}
         if found != dtypes or len(extra["pending"]) != 1:
-            raise StateError(f"the state {path} was not saved by a session: use a file of generate --save-state")
+            raise StateError(
+                f"{path} was not saved by a session; use a file that save_session or generate --save-state wrote"
+            )
         session.restore(state, int(extra["pending"]))
         session.held = bytes(extra["held"].tolist())
         if keep_random:
@@ -275,7 +298,7 @@ class TextModel:
         `temperature` is that of sampling; 0 is greedy. It divides logits that already include the temperature of the
         reading: `load(temperature=2).generate("a", temperature=0.5)` samples from the model's own distribution.
         """
-        if max_new_tokens < 0:
+        if convert(int, max_new_tokens, "max_new_tokens") < 0:
             raise ConfigError(f"max_new_tokens={max_new_tokens} must be at least 0")
         sampling = Sampling(temperature, top_k, top_p, min_p)
         if not isinstance(prompt, str | bytes):
@@ -287,10 +310,20 @@ class TextModel:
                 "seed": seed,
                 **settings,
             }
-            return [self.generate(one, max_new_tokens, **options) for one in prompt]
+            return [self.generate(one, max_new_tokens, **options) for one in _texts(prompt)]
         session = self.session(prompt, seed=seed, **settings)
         self.echo(session, prompt)
         return "".join(self.stream(session, max_new_tokens, sampling))
+
+
+def _texts(texts: Sequence[Text]) -> Sequence[Text]:
+    """The texts of a list, all of them checked before the first is used."""
+    if not isinstance(texts, Sequence):
+        raise DataError(f"the text is a {type(texts).__name__}; give a string, bytes, or a list of them")
+    for place, text in enumerate(texts):
+        if not isinstance(text, str | bytes):
+            raise DataError(f"text {place} of the list is a {type(text).__name__}; give strings or bytes")
+    return texts
 
 
 def load(

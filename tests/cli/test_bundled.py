@@ -12,7 +12,7 @@ from longspan.bundled import ABOUT
 
 from .conftest import Cli
 
-LINE = f"longspan: no MODEL was named; this is {ABOUT}\n"
+LINE = f"longspan: using {ABOUT}\n"
 
 
 @pytest.fixture

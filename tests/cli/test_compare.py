@@ -205,7 +205,7 @@ def test_a_failed_member_is_a_row_and_the_others_are_measured(
     assert none.code == 2
     assert none.json["members"][0]["failed"]
     assert none.json["report"] is None
-    assert re.match("longspan: all 1 recipes failed.* typo.toml, line", none.err.splitlines()[-1])
+    assert re.match("longspan: 1 recipe failed.* typo.toml, line", none.err.splitlines()[-1])
     assert cli("compare", "good.toml", "--data", "nowhere.txt", "--out", "n").code == 2
 
 
@@ -233,7 +233,7 @@ def test_a_stopped_comparison_is_resumed(
     assert write_times("g/one") == first
     rows = [json.loads(row) for row in Path("g/two/metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, 9))
-    cli(*line[:4], "steps=9", *line[5:]).refused("--out g", "steps=8", "steps=9")
+    cli(*line[:4], "steps=9", *line[5:]).refused("g has", "steps=8", "steps=9")
     assert "seed = 3" in Path("g/two/recipe.toml").read_text()
 
 
@@ -266,22 +266,22 @@ def test_names_are_unique_and_stay(cli: Cli, novel: Path, no_report: None) -> No
 def test_wrong_use_is_one_sentence_and_creates_nothing(cli: Cli, novel: Path) -> None:
     one = recipe("one.toml", "lstm")
     good = ["compare", one, "--data", novel, "--out", "g"]
-    cli(*good, "--budget", "params=41M,steps=5,seconds=5").refused("--budget", "both steps and seconds")
+    cli(*good, "--budget", "params=41M,steps=5,seconds=5").refused("seconds=5", "both steps and seconds")
     cli(*good, "--budget", "tokens=5").refused("'tokens'", "params=41M")
-    cli(*good, "--budget", "steps=none").refused("--budget", "'steps=none'")
+    cli(*good, "--budget", "steps=none").refused("'steps=none'")
     cli(*good, "--tokens", 1).refused("--tokens 1")
     cli(*good, "--targets", 0).refused("--targets 0")
     cli(*good, "--contexts", "5").refused("at least two")
     cli(*good, "--device", "cuda").refused("cuda")
     cli("compare", one, "./one.toml", *good[2:]).refused("./one.toml", "twice")
     cli("compare", "tiny", "tinny", *good[2:]).refused("'tinny'", "'tiny'")
-    cli("compare", one, "--data", novel, "--out", one).refused(f"--out {one}")
+    cli("compare", one, "--data", novel, "--out", one).refused(f"{one} is a file")
     cli("compare", one, "--data", novel).refused("--out")
     cli("compare", one, "--out", "g").refused("--data")
     cli("compare", "--data", novel, "--out", "g").refused("RECIPE")
     assert not Path("g").exists()
     Path("full").mkdir()
     Path("full/letter.txt").write_text("text")
-    cli(*good[:-1], "full").refused("--out full", "compare.json")
+    cli(*good[:-1], "full").refused("full is not empty", "compare.json")
     Path("full/compare.json").write_text("[]")
     cli(*good[:-1], "full").refused("full/compare.json")

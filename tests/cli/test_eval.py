@@ -3,6 +3,7 @@
 import errno
 import math
 import os
+import re
 import secrets
 from functools import partial
 from pathlib import Path
@@ -111,7 +112,7 @@ def test_scoring_all_of_a_corpus_is_noted(cli: Cli, model: Path, text: Path, tmp
     for word in ("longspan: ", "english-novels", "training", "--split test"):
         assert word in result.err
     for data in (["english-novels", "--split", "test"], ["english-novels", "--split", "train"], [text], [novels]):
-        assert cli("eval", model, "--data", *data, "--json").err == ""
+        assert "all of" not in cli("eval", model, "--data", *data, "--json").err
 
 
 def test_the_default_output_is_a_table(cli: Cli, model: Path, text: Path) -> None:
@@ -209,7 +210,7 @@ def test_without_memory_a_sliding_window_is_the_default(cli: Cli, text: Path, fa
         assert score.method == "sliding"
     asked = cli("eval", "v", "--data", text, "--sliding", *flags)
     assert (asked.code, asked.err) == (0, "")
-    assert "sliding            True" in asked.out
+    assert re.search(r"^sliding +True$", asked.out, re.MULTILINE)
 
 
 def test_no_sliding_scores_segment_by_segment(cli: Cli, model: Path, text: Path) -> None:

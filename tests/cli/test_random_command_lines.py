@@ -62,8 +62,8 @@ FLAGS = {
         "eval": "--data --split --segment --memory --clamp --same-length --no-same-length --sliding --no-sliding"
         " --streams --losses",
         "generate": "-p --prompt-file -n --temp --top-k --top-p --min-p --seed --save-state --load-state",
-        "init": "--family --set --tokens --seed",
-        "import": "--tokens --config",
+        "init": "--family --set --tokenizer --seed",
+        "import": "--tokenizer --config",
         "export": "--dtype --notes --set",
         "info": "--json",
         "families": "--json",

@@ -101,7 +101,7 @@ def test_errors_are_one_line_and_name_the_value(cli: Cli, model: Path, vanilla: 
 
 def test_models_with_different_tokenizers_are_refused(cli: Cli, model: Path, text: Path) -> None:
     sets = ["--set", "model.layers=1", "--set", "model.width=32", "--set", "model.vocabulary=128"]
-    assert cli("init", "--tokens", "characters", *sets, "c").code == 0
+    assert cli("init", "--tokenizer", "characters", *sets, "c").code == 0
     cli("recl", model, "c", "--data", text, *FAST).refused("m ", " c ", "bytes", "characters")
 
 

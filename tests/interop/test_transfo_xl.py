@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import longspan
 from longspan.checkpoints.model_folder import load_model, save_model
-from longspan.errors import CheckpointError
+from longspan.errors import CheckpointError, ConfigError
 from longspan.interop.transfo_xl import import_transfo_xl
 from longspan.models.transformer_xl import TransformerXL
 from longspan.tokenizers import ByteTokenizer, WordTokenizer
@@ -61,8 +62,8 @@ def test_tied_tensors_are_tied_again() -> None:
 
 
 def test_the_tokenizer_must_have_the_size_of_the_vocabulary() -> None:
-    with pytest.raises(CheckpointError, match=r"23 tokens.*256"):
-        import_transfo_xl(FIXTURES / "plain", ByteTokenizer())
+    with pytest.raises(ConfigError, match=r"256 tokens.*plain.* 23;"):
+        longspan.import_model(FIXTURES / "plain", ByteTokenizer())
 
 
 def authors_arguments(**changes: Any) -> dict[str, Any]:
@@ -139,5 +140,5 @@ def test_paths_without_a_model(tmp_path: Path) -> None:
     ):
         with pytest.raises(CheckpointError, match=pattern):
             import_transfo_xl(source)
-    with pytest.raises(CheckpointError, match="--config"):
+    with pytest.raises(CheckpointError, match="config"):
         import_transfo_xl(FIXTURES / "authors" / "model.pt")

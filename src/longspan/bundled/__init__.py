@@ -15,6 +15,8 @@ def is_installed() -> bool:
 def model_path(path: str | Path | None = None) -> Path:
     """The given path, or that of the bundled model where none is given."""
     if path is not None:
+        if not isinstance(path, str | Path):
+            raise CheckpointError(f"a {type(path).__name__} is not a model; give the path of a model folder or a run")
         return Path(path)
     if not is_installed():
         raise CheckpointError(

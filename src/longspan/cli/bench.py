@@ -94,7 +94,7 @@ def families(
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Measure time and memory of every family by text length, next to the claim of its paper."""
+    """Measure time and memory of every family by text length, and the complexity its paper claims."""
     from longspan.experiments.bench import families as bench
     from longspan.experiments.bench.peak import MEANING
 

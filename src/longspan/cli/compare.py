@@ -11,7 +11,7 @@ import typer
 from longspan.cli.options import DeviceName, DtypeName, Json, Threads, machine, print_json
 from longspan.cli.progress import progress
 from longspan.cli.recl import parse_contexts
-from longspan.errors import ConfigError, TrainingError
+from longspan.errors import ConfigError, TrainingError, counted
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +86,7 @@ def compare(
     elif page:
         print(f"the report is in {page}")
     if not found.complete:
-        raise TrainingError(f"all {len(found.rows)} recipes failed; the first error is: {found.rows[0].failed}")
+        raise TrainingError(f"{counted(len(found.rows), 'recipe')} failed; the first error is: {found.rows[0].failed}")
 
 
 def _log(line: str) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from longspan.cli.options import DeviceName, DtypeName, Threads, machine
+from longspan.cli.options import DeviceName, DtypeName, FormerTokens, Threads, machine
 from longspan.errors import ConfigError
 
 
@@ -17,13 +17,14 @@ def import_model(
         ),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The model folder to create.")],
-    tokens: Annotated[
-        str,
+    tokenizer: Annotated[
+        str | None,
         typer.Option(
-            "--tokens",
+            "--tokenizer",
             help="bytes, characters (id = code point), a VOCAB.txt (id = line number), or a vocab.pkl of transformers.",
         ),
-    ],
+    ] = None,
+    tokens: FormerTokens = None,
     config: Annotated[
         Path | None, typer.Option("--config", help="The arguments of the authors' code as JSON, for a state dict.")
     ] = None,
@@ -32,20 +33,15 @@ def import_model(
     threads: Threads = 0,
 ) -> None:
     """Convert a Transformer-XL saved by `transformers` 4.x or by the authors' code. Pickles are not executed."""
-    from longspan.checkpoints.model_folder import save_model
-    from longspan.interop.transfo_xl import import_transfo_xl
-    from longspan.interop.vocabulary import tokenizer_for
+    from longspan import api
 
     where = machine(device, dtype, threads)
-    model = import_transfo_xl(source, config_path=config)
+    name = tokenizer or tokens
+    if name is None:
+        raise ConfigError("--tokenizer is missing; give bytes, characters, a VOCAB.txt or a vocab.pkl")
+    model = api.import_model(source, name, config=config, device=where.device)
     if dtype != "auto":
-        model = model.to(where.dtype)
-    tokenizer = tokenizer_for(tokens, model.config.vocabulary)
-    if tokenizer.size != model.config.vocabulary:
-        raise ConfigError(
-            f"--tokens {tokens} has {tokenizer.size} tokens, {source} has {model.config.vocabulary}; "
-            "give the vocabulary it was trained with, as the vocab.pkl of transformers or a VOCAB.txt"
-        )
-    save_model(out, model, tokenizer, notes=[f"Imported from {source.name}."])
-    vocabulary = f"{model.config.vocabulary:,} tokens ({tokenizer.kind})"
+        model.to(dtype=where.dtype)
+    model.save(out, notes=[f"Imported from {source.name}."])
+    vocabulary = f"{model.config.vocabulary:,} tokens ({model.tokenizer.kind})"
     print(f"{out}: transformer-xl, {model.parameter_count:,} parameters, {vocabulary}")

@@ -8,9 +8,12 @@ import typer
 from longspan.cli.options import (
     DeviceName,
     DtypeName,
+    Encoding,
+    Field,
     Json,
     ModelOrBundled,
     Threads,
+    data_path,
     machine,
     note,
     note_bundled,
@@ -18,6 +21,7 @@ from longspan.cli.options import (
     print_rows,
 )
 from longspan.cli.progress import progress
+from longspan.cli.reading_options import Clamp, Discount, Memory, Pointer, SameLength, Segment, given_settings
 from longspan.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,24 +33,24 @@ if TYPE_CHECKING:
 def evaluate(
     *,
     model: ModelOrBundled = None,
-    data: Annotated[str, typer.Option("--data", help="A file, a folder, or a corpus of `longspan data list`.")],
+    data: Annotated[
+        str, typer.Option("--data", help="A file, a folder, - (standard input), or a corpus of `longspan data list`.")
+    ],
+    field: Field = None,
+    encoding: Encoding = None,
     split: Annotated[
         str | None, typer.Option("--split", help="train, valid or test. Default: the complete text.")
     ] = None,
-    segment: Annotated[
-        int | None, typer.Option("--segment", help="Tokens per segment, or the length of the sliding window.")
-    ] = None,
-    memory: Annotated[int | None, typer.Option("--memory", help="Earlier positions a layer may attend to.")] = None,
-    clamp: Annotated[
-        int | None, typer.Option("--clamp", help="Distances beyond this share its position key; 0 is off.")
-    ] = None,
-    pointer: Annotated[
-        int | None, typer.Option("--pointer", help="Earlier positions the pointer may copy from; 0 is off.")
-    ] = None,
-    same_length: Annotated[
-        bool | None,
-        typer.Option("--same-length/--no-same-length", help="Every token attends to exactly --memory keys."),
-    ] = None,
+    sentences: Annotated[
+        bool,
+        typer.Option("--sentences", help="Empty the memory before every sentence of a corpus such as lm1b."),
+    ] = False,
+    segment: Segment = None,
+    memory: Memory = None,
+    clamp: Clamp = None,
+    discount: Discount = None,
+    pointer: Pointer = None,
+    same_length: SameLength = None,
     sliding: Annotated[
         bool | None,
         typer.Option(
@@ -91,15 +95,15 @@ def evaluate(
     from longspan.scoring.loss_file import check_loss_file, loss_file
     from longspan.scoring.losses import check_text
     from longspan.scoring.score import default_method, score
-    from longspan.training.recipe import held_out_of
+    from longspan.training.recipe import data_config_of
 
     where = machine(device, dtype, threads)
     weights, precision = learning_dtypes(where.dtype) if dynamic else (where.dtype, None)
     dynamics = _dynamics(dynamic, sliding, streams, dynamic_rate, dynamic_decay)
     if losses is not None:
         check_loss_file(losses, data)
-    given = {"segment": segment, "memory": memory, "clamp": clamp, "same_length": same_length, "pointer": pointer}
-    settings = {name: value for name, value in (given | {"temperature": temp}).items() if value is not None}
+    context = given_settings(segment=segment, memory=memory, clamp=clamp, discount=discount)
+    settings = context | given_settings(same_length=same_length, pointer=pointer, temperature=temp)
     found = find_model(model_path(model))
     loaded = open_model(found, overrides=settings, device=where.device, dtype=weights)
     net, reading = loaded.model, loaded.model.reading
@@ -108,13 +112,24 @@ def evaluate(
     if method == "sliding" and streams != 1 and dynamics is None:
         why = "--sliding" if sliding else "a model without memory"
         raise ConfigError(f"--streams {streams} cannot be combined with the window of {why}; use --no-sliding")
-    text = open_corpus(data, split, loaded.tokenizer, held_out=held_out_of(found.path, data))
+    given = data_config_of(found.path, data)
+    with progress("encoding", quiet=json, in_bytes=True) as bar:
+        text = open_corpus(
+            data_path(data),
+            split,
+            loaded.tokenizer,
+            held_out=given.held_out,
+            field=field or given.field,
+            encoding=encoding or given.encoding,
+            progress=bar,
+        )
+    text = text.by_sentence() if sentences or given.sentences else text
     total = check_text(net, text.ids)
     note_bundled(model)
     if split is None and data in CORPORA:
-        note(f"the score is of all of {data}, training text included; --split test is text that no recipe trains on")
-    for line in text.describe_files(*([split] if split else [])):
-        note(line)
+        note(f"scoring all of {data}, including training text; use --split test for held-out text")
+    if split is not None:
+        note(text.describe())
     if natural == "sliding" and sliding is None:
         _note_window(name_of(net), reading.segment, learning=dynamics is not None)
 
@@ -131,7 +146,7 @@ def evaluate(
             result = run("scoring", method=method, streams=streams, **options)
     facts = {"tokens": len(text.ids)} | _facts(net, result, static, dynamics, loaded.tokenizer.unit)
     if json:
-        print_json(facts | ({"split": split, "files": list(text.splits[split])} if split and text.splits else {}))
+        print_json(facts | ({"split": split, "files": list(text.files)} if split else {}))
     else:
         print_rows(facts)
 
@@ -147,6 +162,8 @@ def _facts(
         "nats": result.nats,
         f"bits_per_{unit}": result.bits,
         "perplexity": result.perplexity,
+        **({} if unit == "byte" else {"bits_per_byte": result.bits_per_byte}),
+        "perplexity_per_word": result.perplexity_per_word,
         "tokens_per_second": result.tokens_per_second,
         "seconds": result.seconds,
         **({} if model.has_memory() else {"memory": 0}),
@@ -181,8 +198,8 @@ def _dynamics(
 
 def _note_window(family: str, window: int, *, learning: bool) -> None:
     slides = (
-        f"every token is scored with a window of the {window} tokens before it, which is slow but its best score; "
+        f"each token gets a full window of {window} tokens (slow, but the best score); "
         "--no-sliding scores segment by segment"
     )
     learns = f"--dynamic scores segments of {window} tokens, each without context"
-    note(f"this {family} has no memory: {learns if learning else slides}")
+    note(f"{family} has no memory, so {learns if learning else slides}")

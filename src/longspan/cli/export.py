@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from longspan.cli.options import Model, Set
+from longspan.cli.options import Model, SetReading
 from longspan.errors import ConfigError, DataError, UnknownNameError
 
 
@@ -15,7 +15,7 @@ def export(
     dtype: Annotated[
         str | None, typer.Option("--dtype", help="float32, bfloat16 or float64. Default: that of MODEL.")
     ] = None,
-    set_: Set = [],  # noqa: B006 (typer copies it)
+    set_: SetReading = [],  # noqa: B006 (typer copies it)
     notes: Annotated[
         Path | None, typer.Option("--notes", metavar="FILE.md", help="Markdown for the start of the model card.")
     ] = None,
@@ -25,27 +25,20 @@ def export(
     --dtype converts the weights. --set changes the reading (for example reading.memory), which becomes the default of
     the exported model. The notes in the card are kept.
     """
-    from longspan.checkpoints.manifest import CARD, read_json
-    from longspan.checkpoints.model_folder import CONFIG, DTYPES, find_model, notes_of, open_model, save_model
+    from longspan.checkpoints.model_folder import DTYPES
     from longspan.config import parse_overrides
-    from longspan.training.run import origin
+    from longspan.training.export import export_model
 
     if dtype is not None and dtype not in DTYPES:
-        raise UnknownNameError("precision", dtype, DTYPES)
+        raise UnknownNameError("dtype", dtype, DTYPES)
     values = parse_overrides(set_)
     overrides = values.pop("reading", {})
     if values or not isinstance(overrides, dict):
         raise ConfigError(
             f"--set {_rejected(set_)} is not a reading setting; write for example --set reading.memory=640"
         )
-    opening = _read_notes(notes)
-    found = find_model(model)
-    kind = dtype or str(read_json(found.contents[CONFIG], CONFIG).get("dtype"))
-    loaded = open_model(found, overrides=overrides, dtype=DTYPES.get(kind))
-    card = (found.path / CARD).read_text(encoding="utf-8", errors="replace")
-    kept = [*notes_of(card), *origin(found.path.parent)]
-    save_model(out, loaded.model, loaded.tokenizer, notes=kept, opening=opening)
-    print(f"{out}: {loaded.model.parameter_count:,} parameters, {kind}, from {found.path}")
+    made = export_model(model, out, dtype=dtype, reading=overrides, opening=_read_notes(notes))
+    print(f"{out}: {made.parameters:,} parameters, {made.dtype}, from {made.source}")
 
 
 def _rejected(settings: list[str]) -> str:

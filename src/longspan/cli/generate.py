@@ -9,6 +9,7 @@ from typing import Annotated, TextIO
 import typer
 
 from longspan.cli.options import DeviceName, DtypeName, ModelOrBundled, Threads, machine, note_bundled
+from longspan.cli.reading_options import Clamp, Discount, Memory, Pointer, SameLength, Segment, given_settings
 from longspan.errors import ConfigError, DataError, GenerationError
 from longspan.terminal import unguarded
 
@@ -32,6 +33,12 @@ def generate(
     min_p: Annotated[
         float, typer.Option("--min-p", help="Drop tokens below p times the highest probability; 0 is off.")
     ] = 0.0,
+    segment: Segment = None,
+    memory: Memory = None,
+    clamp: Clamp = None,
+    discount: Discount = None,
+    pointer: Pointer = None,
+    same_length: SameLength = None,
     seed: Annotated[
         int | None, typer.Option("--seed", help="Random seed. Default: 0, or the generator of --load-state.")
     ] = None,
@@ -65,14 +72,18 @@ def generate(
     text = _prompt(source, prompt, prompt_file)
     where = machine(device, dtype, threads)
     loaded = load(model, device=where.device, dtype=where.dtype)
-    session = loaded.session(text, seed=seed, state=load_state)
+    context = given_settings(segment=segment, memory=memory, clamp=clamp, discount=discount)
+    settings = context | given_settings(same_length=same_length, pointer=pointer)
+    session = loaded.session(text, seed=seed, state=load_state, **settings)
     note_bundled(model)
     try:
         _put(loaded.echo(session, text), out)
         for piece in loaded.stream(session, count, sampling, last=save_state is None):
             _put(piece, out)
-    except GenerationError:
-        save_state = None  # the state is not finite either and must not replace a good one
+    except (GenerationError, KeyboardInterrupt) as error:
+        _put("\n", out)  # the sentence about the error gets a line of its own
+        if isinstance(error, GenerationError):
+            save_state = None  # the state is not finite either and must not replace a good one
         raise
     finally:
         # The state is saved also after an interrupt, or if the reader of a pipe has exited.

@@ -1,6 +1,7 @@
 """The `longspan` command. An error is one sentence on standard error and exit code 2."""
 
 import os
+import re
 import select
 import sys
 import warnings
@@ -25,10 +26,11 @@ from longspan.cli import (
     recipes,
     recl,
     report,
+    tokenizer,
     train,
 )
-from longspan.errors import LongspanError
-from longspan.terminal import guarded_streams, visible
+from longspan.errors import LongspanError, UnknownNameError
+from longspan.terminal import guarded_streams, is_silent, visible
 
 app = typer.Typer(
     name="longspan",
@@ -71,6 +73,7 @@ app.command("report")(report.report)
 app.command("recipes")(recipes.recipes)
 app.command("compare")(compare.compare)
 app.add_typer(data.app, name="data")
+app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(bench.app, name="bench")
 
 
@@ -88,7 +91,7 @@ def _run(args: list[str]) -> int:
         sys.stdout.flush()
         return code
     except LongspanError as error:
-        return _print_error(str(error))
+        return _print_error(str(error)) if _reports(error) else 2
     except KeyboardInterrupt:
         return _print_error("interrupted", 130)
     except BrokenPipeError:
@@ -122,7 +125,30 @@ def _invoke(args: list[str]) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message())
             return 0
-        return _print_error(error.format_message())
+        return _print_error(_usage(error, args))
+
+
+def _usage(error: Any, args: Sequence[str]) -> str:
+    """The message of a usage error, with the option's value or the names of the commands, which click leaves out."""
+    message = error.format_message()
+    if unknown := re.match(r"No such command '(.*?)'", message, re.DOTALL):
+        return str(UnknownNameError("command", unknown[1], error.ctx.command.list_commands(error.ctx)))
+    for name in getattr(getattr(error, "param", None), "opts", ()):
+        for place, arg in enumerate(args):
+            if arg.startswith(f"{name}="):
+                return f"{arg}: {error.message}"
+            if arg == name and place + 1 < len(args):
+                return f"{name} {args[place + 1]}: {error.message}"
+    return message
+
+
+def _reports(error: LongspanError) -> bool:
+    """Whether this process prints an error. Of several processes, one does."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return True
+    from longspan.training.processes import reports_error
+
+    return reports_error(error)
 
 
 def _is_closed_pipe(stream: TextIO) -> bool:
@@ -146,13 +172,16 @@ def _open_streams() -> None:
 
 @contextmanager
 def _plain_warnings() -> Iterator[None]:
-    """Print our own warnings as one line, without the source location."""
+    """Print our own warnings as one line, without the source location, and each sentence once."""
     with warnings.catch_warnings():
         default = warnings.showwarning
+        printed: set[str] = set()
 
         def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
             if category.__module__.startswith("longspan."):
-                _print_error(f"warning: {message}")
+                if str(message) not in printed and not is_silent():
+                    _print_error(f"warning: {message}")
+                printed.add(str(message))
             else:
                 default(message, category, *where, **more)
 

@@ -1,6 +1,5 @@
 """`longspan recl`: how much context each model of a group uses."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,6 @@ from longspan.cli.progress import progress
 from longspan.errors import ConfigError
 
 if TYPE_CHECKING:
-    from longspan.cli.options import Machine
     from longspan.scoring.loss_table import LossTable
     from longspan.scoring.recl import Length
 
@@ -60,6 +58,7 @@ def recl(
 ) -> None:
     """Relative effective context length (RECL) of a group of models, and the effective context length (ECL) of each."""
     from longspan.bundled import model_path
+    from longspan.experiments.contexts import measure_folders
     from longspan.experiments.figures.drawing import require_matplotlib
     from longspan.scoring.loss_table import load_table
     from longspan.scoring.recl import chance_gains, check_threshold, ecl
@@ -72,7 +71,12 @@ def recl(
     if losses is None:
         where = machine(device, dtype, threads)
         lengths = parse_contexts(CONTEXTS if contexts is None else contexts)
-        table = measure_models(models or [model_path()], data, split, lengths, targets, where, quiet=json)
+        if data is None:
+            raise ConfigError("--data is missing; give a file, a folder or a corpus of `longspan data list`")
+        with progress("measuring", quiet=json) as bar:
+            table = measure_folders(
+                models or [model_path()], data, lengths, targets, split, where.device, where.dtype, progress=bar
+            )
         note_bundled(models[0] if models else None)
     else:
         if models or data is not None or split is not None or targets is not None:
@@ -129,51 +133,6 @@ def parse_shares(text: str) -> dict[str, float]:
         except ConfigError as error:
             raise ConfigError(f"--r {name}: {error}") from None
     return shares
-
-
-def measure_models(
-    paths: Sequence[Path],
-    data: str | None,
-    split: str | None,
-    contexts: tuple[int, ...],
-    targets: int | None,
-    where: "Machine",
-    *,
-    quiet: bool,
-) -> "LossTable":
-    """The losses of the models in these folders on one text; cached losses are reused."""
-    from longspan.checkpoints.model_folder import load_model
-    from longspan.data.encoded import open_corpus
-    from longspan.scoring.contexts import Passage, Subject, check_window, choose_targets, measure
-
-    if data is None:
-        raise ConfigError("--data is missing; give a file, a folder or a corpus of `longspan data list`")
-    names = _names(paths)
-    loaded = [load_model(path, device=where.device, dtype=where.dtype) for path in paths]
-    for name, other in zip(names, loaded, strict=True):
-        check_window(other.model, contexts[-1], name)
-        if other.tokenizer.fingerprint != loaded[0].tokenizer.fingerprint:
-            raise ConfigError(
-                f"{names[0]} and {name} have different tokenizers ({loaded[0].tokenizer.kind} and "
-                f"{other.tokenizer.kind}), so their losses cannot be compared; measure them separately"
-            )
-    text = open_corpus(data, split, loaded[0].tokenizer)
-    passage = Passage(text.ids, choose_targets(len(text.ids), contexts[-1], targets), text.fingerprint)
-    subjects = [Subject(name, one.model, one.hash) for name, one in zip(names, loaded, strict=True)]
-    with progress("measuring", quiet=quiet) as bar:
-        return measure(subjects, passage, contexts, progress=bar)
-
-
-def _names(paths: Sequence[Path]) -> list[str]:
-    """The names of the folders if they are unique, else the given paths."""
-    short = [path.resolve().name or str(path) for path in paths]
-    if len(set(short)) == len(short):
-        return short
-    resolved = [path.resolve() for path in paths]
-    for path, own in zip(paths, resolved, strict=True):
-        if resolved.count(own) > 1:
-            raise ConfigError(f"the model {path} is given twice; give each model once")
-    return [str(path) for path in paths]
 
 
 def as_json(found: dict[str, dict[str, "Length"]], effective: dict[str, "Length"]) -> dict[str, Any]:

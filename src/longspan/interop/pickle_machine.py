@@ -252,7 +252,7 @@ def _make_storage(saved: Any) -> Storage:
     if type(kind) is not Name or kind.name not in DTYPES or type(key) is not str or len(key) > KEY_LIMIT:
         raise Damaged("it has a storage of unknown dtype")
     if len(saved) == 6 and saved[5] is not None:
-        raise Damaged("it has a view of a storage, as only very old files do")
+        raise Damaged("it uses storage views, an unsupported old format")
     if type(numel) is not int or not 0 <= numel <= ELEMENT_LIMIT:
         raise Damaged("it declares a storage of impossible size")
     return Storage(key, DTYPES[kind.name], numel)

@@ -22,7 +22,6 @@ from longspan.interop.pickles import MAX_ALIASES, read_state_dict
 from longspan.models.transformer_xl import TransformerXL, TransformerXLConfig
 from longspan.reading import Reading
 from longspan.shapes import Tensor
-from longspan.tokenizers import Tokenizer
 
 # From the authors' train.py, by data set: cutoffs, and whether the projections of the rarer clusters are tied.
 DATASET_CLUSTERS = {"wt103": ((20000, 40000, 200000), True), "lm1b": ((60000, 100000, 640000), False)}
@@ -43,21 +42,13 @@ LAYER = {
 BIASES = {"u": "r_w_bias", "w": "r_r_bias"}
 
 
-def import_transfo_xl(
-    source: Path, tokenizer: Tokenizer | None = None, config_path: Path | None = None
-) -> TransformerXL:
-    """The model in `source`, a folder or a file of weights. A tokenizer, if given, must have the size of its
-    vocabulary."""
+def import_transfo_xl(source: Path, config_path: Path | None = None) -> TransformerXL:
+    """The model in `source`, a folder or a file of weights."""
     source = Path(source)
     where, weights = _read_weights(source)
     values = _read_values(config_path or (source / "config.json" if source.is_dir() else None), source)
     found = SourceTensors(str(where), weights)
     model_config = _config(values, found)
-    if tokenizer is not None and tokenizer.size != model_config.vocabulary:
-        raise CheckpointError(
-            f"{source} has {model_config.vocabulary} tokens, the tokenizer ({tokenizer.kind}) has {tokenizer.size}; "
-            "give the vocabulary it was trained with"
-        )
     tensors = _convert(model_config, found)
     found.require_used()
     found.require_enough(sum(tensor.numel() for tensor in meta_weights(lambda: TransformerXL(model_config)).values()))
@@ -116,7 +107,8 @@ class SourceTensors:
         held = sum(tensor.numel() for tensor in self.tensors.values())
         if needed > MAX_ALIASES * held:
             raise CheckpointError(
-                f"{self.where} has {held} parameters, its settings need {needed}; do they belong together?"
+                f"{self.where} has {held} parameters, its settings need {needed}; "
+                "the files are from different models; use a matching pair"
             )
 
 
@@ -134,7 +126,7 @@ def _read_weights(source: Path) -> tuple[Path, dict[str, Tensor]]:
 
 def _read_values(path: Path | None, source: Path) -> dict[str, Any]:
     if path is None:
-        raise CheckpointError(f"{source} is a file of weights without settings; give them with --config FILE.json")
+        raise CheckpointError(f"{source} is a file of weights without settings; give its config, a JSON file")
     values = read_json(_read_bytes(path), str(path))
     if values.get("model_type", "transfo-xl") != "transfo-xl":
         raise CheckpointError(f"{path} has model_type {values['model_type']!r:.40}; only 'transfo-xl' is supported")
@@ -161,7 +153,7 @@ def _config(values: Mapping[str, Any], found: SourceTensors) -> TransformerXLCon
     layers = {int(name[1]) for key in found.tensors if (name := re.match(r"layers\.([0-9]{1,6})\.", key))}
     if layers != set(range(len(layers))) or values["n_layer"] != len(layers):
         counts = f"{len(layers)} layers, its settings say n_layer={values['n_layer']!r:.40}"
-        raise CheckpointError(f"{found.where} has {counts}; do they belong together?")
+        raise CheckpointError(f"{found.where} has {counts}; the files are from different models; use a matching pair")
     cutoffs, tie_projections = _clusters(values, found)
     settings = {
         "vocabulary": values.get("vocab_size", _vocabulary(found)),

@@ -58,13 +58,13 @@ def tokenizer_for(tokens: str, vocabulary: int | None) -> Tokenizer:
     if tokens == "characters":
         if vocabulary is None or not 0 < vocabulary <= 0xD800:
             raise ConfigError(
-                f"tokens='characters' needs model.vocabulary between 1 and 55296, not {vocabulary}; "
+                f"the tokenizer 'characters' needs model.vocabulary between 1 and 55296, not {vocabulary}; "
                 "its characters are the code points below that number"
             )
         return CharacterTokenizer("".join(map(chr, range(vocabulary))))
     path = Path(tokens)
     if not path.is_file():
-        raise ConfigError(f"tokens={tokens!r} is not a file; give bytes, characters, a VOCAB.txt or a vocab.pkl")
+        raise ConfigError(f"the tokenizer {tokens!r} is not a file; give bytes, characters, a VOCAB.txt or a vocab.pkl")
     words = read_vocabulary(path, vocabulary) if is_pickle(path) else WordTokenizer.from_vocabulary(path)
     if vocabulary is not None and words.size != vocabulary:
         raise ConfigError(f"{path} has {words.size} words, the model has {vocabulary} tokens; they must be equal")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from longspan.config import plain
 from longspan.contract import LanguageModel
 from longspan.data.cache import cache_folder, key, write_atomic
-from longspan.errors import ConfigError, DataError
+from longspan.errors import ConfigError, DataError, counted
 from longspan.reading import Reading
 from longspan.scoring.loss_table import LossTable, check_contexts
 from longspan.scoring.losses import Ids, Progress, check_text
@@ -48,7 +48,7 @@ def choose_targets(tokens: int, longest: int, count: int | None = None, *, seed:
     available = tokens - longest
     if available < 1:
         raise DataError(
-            f"the text has {tokens} tokens, but a context of {longest} needs at least {longest + 1}; "
+            f"the text has {counted(tokens, 'token')}, but a context of {longest} needs at least {longest + 1}; "
             "use a longer text or shorter contexts"
         )
     count = min(200, available) if count is None else count

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from longspan.config import convert_fields
 from longspan.contract import LanguageModel, State
 from longspan.cuda_graphs import CapturedStep
 from longspan.errors import ConfigError
@@ -35,6 +36,7 @@ class Dynamics:
     """Decay towards the original weights."""
 
     def __post_init__(self) -> None:
+        convert_fields(self)
         if not 0 < self.rate < 1:
             raise ConfigError(f"rate={self.rate} must be between 0 and 1; the default is 5e-5")
         if not 0 <= self.decay < 1:

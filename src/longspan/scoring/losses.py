@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from longspan.contract import LanguageModel
-from longspan.errors import ConfigError, DataError
+from longspan.errors import ConfigError, DataError, counted
 from longspan.reading import Reading
 
 Ids = NDArray[np.integer]
@@ -113,7 +113,7 @@ def sliding_losses(
 def check_text(model: LanguageModel, ids: Ids) -> int:
     """The number of losses of a text. Refuses a text that is too short or has tokens outside the vocabulary."""
     if len(ids) < 2:
-        raise DataError(f"the text has {len(ids)} tokens; scoring needs at least 2")
+        raise DataError(f"the text has {counted(len(ids), 'token')}; scoring needs at least 2")
     vocabulary = model.config.vocabulary
     if np.iinfo(ids.dtype).max >= vocabulary:
         largest = max(int(ids[i : i + 1_000_000].max()) for i in range(0, len(ids), 1_000_000))

@@ -4,15 +4,16 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from longspan.config import convert
 from longspan.contract import LanguageModel
 from longspan.data.encoded import Encoded, Excerpt
-from longspan.errors import ConfigError, UnknownNameError
+from longspan.errors import ConfigError
 from longspan.reading import Reading
 from longspan.scoring.dynamic import Dynamics, dynamic_losses
 from longspan.scoring.losses import Chunk, Ids, Progress, Starts, check_text, sliding_losses, stream_losses
@@ -33,6 +34,10 @@ class Score:
     seconds: float
     tokens_per_second: float
     """Excludes warm-up if the text is long enough."""
+    bytes: int | None = None
+    """The bytes of the text, or of the tokens if they are bytes. None if only token ids were given."""
+    words: int | None = None
+    """The words of the text, separated by whitespace."""
     losses: NDArray[np.float32] | None = None
     """`losses[k]` is the loss of token k + 1 given the tokens up to k, in nats. None unless requested."""
 
@@ -42,7 +47,21 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.nats) if self.nats < 700 else math.inf
+        return _exp(self.nats)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """The bits of all tokens divided by the bytes of the text; NaN if these are not known."""
+        return self.bits * self.scored / self.bytes if self.bytes else math.nan
+
+    @property
+    def perplexity_per_word(self) -> float:
+        """exp of the nats of all tokens divided by the words of the text; NaN if there are none."""
+        return _exp(self.nats * self.scored / self.words) if self.words else math.nan
+
+
+def _exp(nats: float) -> float:
+    return math.exp(nats) if nats < 700 else math.inf
 
 
 def default_method(model: LanguageModel, reading: Reading | None = None) -> Method:
@@ -72,11 +91,9 @@ def score(
     `streams` cuts the text into parts that are read in parallel.
     `losses` requests every token's loss, or is the array to write them to. `precision` is the dtype of matrix products.
     """
-    reading = reading or model.reading
+    reading, streams = reading or model.reading, convert(int, streams, "streams")
     model.check_reading(reading)
-    method = default_method(model, reading) if method is None else method
-    if method not in get_args(Method):
-        raise UnknownNameError("method", method, get_args(Method))
+    method = default_method(model, reading) if method is None else convert(Method, method, "method")
     if streams != 1 and method != "stream":
         raise ConfigError(f"streams={streams} needs method='stream'; use streams=1 with {method!r}")
     ids, starts = (text, None) if isinstance(text, np.ndarray) else (text.ids, _later(text.starts))
@@ -103,7 +120,10 @@ def score(
             if progress is not None:
                 progress(scored, total)
     speed = pace.tokens_per_second
-    return Score(scored, nats / scored, method, reading, streams, pace.seconds, speed, out)
+    size, words = None, None
+    if isinstance(text, Encoded):
+        size, words = scored if text.tokenizer.unit == "byte" else text.bytes, text.words
+    return Score(scored, nats / scored, method, reading, streams, pace.seconds, speed, size, words, out)
 
 
 def _later(starts: Starts) -> Starts | None:

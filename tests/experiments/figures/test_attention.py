@@ -25,7 +25,7 @@ SMALL = {"vocabulary": 30, "layers": 2, "width": 16, "heads": 2, "inner": 16, "s
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "memory": ("transformer-xl", {"memory": 20}),
     "same length": ("transformer-xl", {"memory": 20, "same_length": True}),
-    "clamp": ("transformer-xl", {"memory": 20, "clamp": 5}),
+    "clamp": ("transformer-xl", {"memory": 20, "clamp": 5, "discount": 1.5}),
     "per layer": ("transformer-xl", {"memory": 20, "shared_biases": False, "norm": "pre"}),
     "longspan-xl": ("longspan-xl", {"memory": 20}),
     "shaw": ("longspan-xl", {"memory": 20, "position": "shaw", "max_distance": 9}),
@@ -52,7 +52,7 @@ def ids() -> np.ndarray:
     return np.random.default_rng(0).integers(0, 30, 101).astype(np.uint8)
 
 
-def reference_weights(query, key, *position, window=None, first_key=None) -> torch.Tensor:
+def reference_weights(query, key, *position, window=None, first_key=None, discount=0.0) -> torch.Tensor:
     """The attention weights [H, L, K] of the first row by the definition."""
     B, H, K, _ = key.shape
     zero = torch.zeros(H, query.shape[-1])
@@ -60,9 +60,8 @@ def reference_weights(query, key, *position, window=None, first_key=None) -> tor
     # With unit vectors as values, the output of attention is its weights, as many columns at a time as a head is wide.
     width = query.shape[-1]
     units = torch.eye(K, -(-K // width) * width).expand(B, H, -1, -1).split(width, dim=-1)
-    out = [
-        reference.relative_attention(query, key, unit, r, u, w, window=window, first_key=first_key) for unit in units
-    ]
+    options = {"window": window, "first_key": first_key, "discount": discount}
+    out = [reference.relative_attention(query, key, unit, r, u, w, **options) for unit in units]
     return torch.cat(out, dim=-1)[0, :, :, :K]
 
 

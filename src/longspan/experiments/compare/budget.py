@@ -47,12 +47,12 @@ def parse_budget(text: str) -> Budget:
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, number = part.partition("=")
         if name not in ("params", "steps", "seconds"):
-            raise ConfigError(f"--budget {text!r} has an unknown part {name!r}; use {FORMAT}")
+            raise ConfigError(f"budget {text!r} has an unknown part {name!r}; use {FORMAT}")
         if name in parts:
-            raise ConfigError(f"--budget {text!r} gives {name} twice; give it once")
+            raise ConfigError(f"budget {text!r} gives {name} twice; give it once")
         parts[name] = _number(number, part)
     if {"steps", "seconds"} <= parts.keys():
-        raise ConfigError(f"--budget {text!r} gives both steps and seconds; give one of them")
+        raise ConfigError(f"budget {text!r} gives both steps and seconds; give one of them")
     return Budget(parts.get("params"), parts.get("steps"), parts.get("seconds"))
 
 
@@ -60,5 +60,5 @@ def _number(text: str, part: str) -> int:
     found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([KM]?)", text.strip(), re.ASCII | re.IGNORECASE)
     value = float(found[1]) * _SUFFIXES[found[2].upper()] if found else 0.0
     if not 1 <= value <= LARGEST or value != int(value):
-        raise ConfigError(f"--budget {part!r} needs an integer above 0, such as 41M, 890K or 1000; use {FORMAT}")
+        raise ConfigError(f"budget {part!r} needs an integer above 0, such as 41M, 890K or 1000; use {FORMAT}")
     return int(value)

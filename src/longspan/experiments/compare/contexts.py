@@ -78,7 +78,7 @@ def _add(
     except (LongspanError, MemoryError, RuntimeError) as error:
         if not isinstance(error, LongspanError) and not out_of_memory(error):
             raise
-        reason = str(error) if isinstance(error, LongspanError) else "out of memory; give shorter --contexts"
+        reason = str(error) if isinstance(error, LongspanError) else "out of memory; use shorter contexts"
         notes.append(f"RECL of {_names(group)} is not measured: {reason}")
         return
     found.append(cached[name])

@@ -100,7 +100,9 @@ def open_member(name: str, recipe: Recipe, out: Path, setup: Setup) -> TrainedMe
     used = family(recipe.family).settings
     settings = {key: value for key, value in config.plain(recipe.evaluation_reading()).items() if key in used}
     loaded = load_model(out, overrides=settings, device=setup.device, dtype=setup.dtype)
-    return TrainedMember(name, recipe, loaded, open_corpus(recipe.data.corpus, SPLIT, loaded.tokenizer))
+    data = recipe.data
+    text = open_corpus(data.corpus, SPLIT, loaded.tokenizer, field=data.field, encoding=data.encoding)
+    return TrainedMember(name, recipe, loaded, text)
 
 
 def score_member(one: TrainedMember, tokens: int) -> dict[str, Any]:
@@ -120,6 +122,7 @@ def score_member(one: TrainedMember, tokens: int) -> dict[str, Any]:
     return {
         "bits": found.bits,
         "unit": one.loaded.tokenizer.unit,
+        "bits_per_byte": found.bits if one.loaded.tokenizer.unit == "byte" else found.bits * len(text) / text.bytes,
         "scored": found.scored,
         "method": found.method,
         "memory": 0,

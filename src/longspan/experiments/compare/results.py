@@ -32,11 +32,11 @@ class ResultsFile:
 def open_results(folder: Path, limit: dict[str, int]) -> ResultsFile:
     """The results in a folder, which must have the same limit; new ones if the folder is new or empty."""
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--out {folder} is a file; give a folder")
+        raise ConfigError(f"{folder} is a file; give a folder")
     path = folder / FILE
     if not path.is_file():
         if folder.is_dir() and any(folder.iterdir()):
-            raise ConfigError(f"--out {folder} is not empty and has no {FILE}; choose another folder")
+            raise ConfigError(f"{folder} is not empty and has no {FILE}; choose another folder")
         return ResultsFile(folder, limit)
     try:
         values = json.loads(path.read_bytes())
@@ -50,7 +50,7 @@ def open_results(folder: Path, limit: dict[str, int]) -> ResultsFile:
     if values["limit"] != limit:
         # Extending a run past the end of its schedule does not give the run of a longer budget.
         raise ConfigError(
-            f"--out {folder} has a comparison with {_shown(values['limit'])}, not {_shown(limit)}; "
+            f"{folder} has a comparison with {_shown(values['limit'])}, not {_shown(limit)}; "
             "choose another folder or keep the budget"
         )
     return ResultsFile(folder, limit, values["members"], values["contexts"], values["report"])

@@ -1,4 +1,4 @@
-"""Attention of every head by distance, over a text of any length in constant memory.
+"""Attention of every head by distance, over a text of any length. Only the tokens take memory that grows with the text.
 
 Queries and keys come from the model's own attention calls (`kernels/observe.py`). Weights are computed from them for a
 block of queries at a time, arranged by distance, and added to running sums.
@@ -7,6 +7,7 @@ block of queries at a time, arranged by distance, and added to running sums.
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,10 +16,11 @@ from numpy.typing import NDArray
 from longspan.contract import LanguageModel, State
 from longspan.errors import ConfigError
 from longspan.kernels.observe import AttentionCall, observe
+from longspan.kernels.relative_attention.reference import far_discount
 from longspan.models.longspan_xl import LongspanXL
 from longspan.models.transformer_xl import TransformerXL
 from longspan.scoring.losses import Ids, Progress, check_text
-from longspan.segments import read_segments
+from longspan.segments import map_segments, read_segments
 from longspan.shapes import Bool, Float, Int, Tensor
 
 TERMS = ("a", "b", "c", "d")
@@ -39,6 +41,7 @@ class LayerAttention:
     w: Float[Tensor, "H D"] | None
     window: int | None
     first_key: Int[Tensor, "L"] | None
+    discount: float = 0.0
 
     def queries(self, begin: int, end: int) -> "LayerAttention":
         """The same for some of the queries, with the keys up to the last of them."""
@@ -70,6 +73,9 @@ class LayerAttention:
         terms["b"] = self.query @ r * scale
         terms["c"] = by_distance((self.u[:, None] @ key).expand(-1, L, -1)) * scale
         terms["d"] = (self.w[:, None] @ r).expand(-1, L, -1) * scale
+        if self.discount:
+            far = far_discount(torch.arange(K, device=key.device), self.r.shape[1] - 1, self.discount)
+            terms["d"] = terms["d"] - far.to(key.dtype)
         return terms
 
     def weights(self) -> Float[Tensor, "H L K"]:
@@ -122,7 +128,8 @@ def layer_attentions(
 
     def add(call: AttentionCall) -> None:
         first = None if call.first_key is None else call.first_key[0]
-        layers.append(LayerAttention(call.query[0], call.key[0], call.r, call.u, call.w, call.window, first))
+        row = (call.query[0], call.key[0], call.r, call.u, call.w, call.window, first, call.discount)
+        layers.append(LayerAttention(*row))
 
     with observe(add):
         _, after = model.hidden_states(tokens, state)
@@ -178,20 +185,21 @@ def attention_by_distance(
     shape = (config.layers, config.heads, distances)
     sums = {kind: torch.zeros(shape, dtype=torch.float64, device=device) for kind in kinds}
     counts = torch.zeros(distances, dtype=torch.float64, device=device)
-    queries, state = 0, model.initial_state(1, trainable=False)
-    for begin in range(0, len(ids), reading.segment):
-        segment = torch.from_numpy(ids[begin : begin + reading.segment].astype(np.int64)).to(device)[None]
-        with torch.inference_mode():
-            layers, state = layer_attentions(model, segment, state)
-            if begin >= warm_up:
-                queries += segment.shape[1]
+    tokens = torch.from_numpy(ids.astype(np.int64)).to(device)[None]
+    done, queries, state = 0, 0, model.initial_state(1, trainable=False)
+    with torch.inference_mode():
+        for layers, _ in map_segments(partial(layer_attentions, model), state, tokens):
+            length = layers[0].query.shape[1]
+            if done >= warm_up:
+                queries += length
                 for n, layer in enumerate(layers):
                     for kind, weights in _weights(layer, kinds, distances):
                         sums[kind][n, :, : weights.shape[2]] += weights.sum(dim=1, dtype=torch.float64)
-                visible = layer.visible()[:, :distances]
+                visible = layers[-1].visible()[:, :distances]
                 counts[: visible.shape[1]] += visible.sum(dim=0)
-        if progress is not None:
-            progress(min(begin + reading.segment, len(ids)), len(ids))
+            done += length
+            if progress is not None:
+                progress(done, len(ids))
     means = {kind: (total / counts.clamp(min=1)).cpu().numpy() for kind, total in sums.items()}
     return AttentionByDistance(means.pop("attention"), means, queries, counts.cpu().numpy())
 

@@ -101,7 +101,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--out {folder} cannot be created: {error.strerror}; choose another folder") from None
+        raise ConfigError(f"{folder} cannot be created: {error.strerror}; choose another folder") from None
 
 
 @contextmanager

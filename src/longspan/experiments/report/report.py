@@ -137,7 +137,14 @@ def _open(runs: Sequence[Run], device: torch.device, dtype: torch.dtype) -> tupl
             used = {key: value for key, value in run.evaluation.items() if key in loaded.model.settings}
             if any(getattr(loaded.model.reading, key) != value for key, value in used.items()):
                 loaded = load_model(run.path, overrides=used, device=device, dtype=dtype)
-            held_out = open_corpus(run.corpus, "test", loaded.tokenizer, held_out=run.held_out_files)
+            held_out = open_corpus(
+                run.corpus,
+                "test",
+                loaded.tokenizer,
+                held_out=run.held_out_files,
+                field=run.data_option("field"),
+                encoding=run.data_option("encoding"),
+            )
             opened.append(OpenRun(run, loaded, held_out))
         except LongspanError as error:
             problems.append(f"{run.name} is not measured: {error}")

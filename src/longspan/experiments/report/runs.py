@@ -18,7 +18,7 @@ KEYS: dict[str, dict[str, Any]] = {
     "model": {"family": str | None},
     "data": {"corpus": str | None},
     "evaluation": dict.fromkeys(("segment", "memory", "clamp", "pointer", "copy"), int | None)
-    | {"same_length": bool | None, "temperature": float | None},
+    | {"same_length": bool | None, "temperature": float | None, "discount": float | None},
 }
 """The keys of a recipe that a report uses, with their types."""
 
@@ -47,6 +47,11 @@ class Run:
         """The files or folders that the recipe gives for a split."""
         data = self.recipe.get("data", {})
         return {name: str(data[name]) for name in ("valid", "test") if name in data}
+
+    def data_option(self, name: str) -> str | None:
+        """A key of the recipe's data table."""
+        value = self.recipe.get("data", {}).get(name)
+        return None if value is None else str(value)
 
     @property
     def evaluation(self) -> dict[str, Any]:

@@ -21,10 +21,10 @@ lint: $(VENV)/.ready            ## ruff, mypy, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-docs: $(VENV)/.docs-ready       ## the documentation as a site in build/docs; a broken link is an error
+docs: $(VENV)/.docs-ready       ## the documentation as a site in build/docs; a broken internal link is an error
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
 
-figures: $(VENV)/.ready         ## the figures of the README; needs `longspan data get english-novels` and five minutes
+figures: $(VENV)/.ready         ## the figures of the README; needs `longspan data get english-novels --from FILE`
 	$(BIN)/longspan figures --memories 16,32,64,128,256,512,1024,2048,4096 --data english-novels --split test \
 	    --tokens 20000 --out docs/images
 	$(BIN)/python -m longspan.experiments.figures.architecture docs/images
@@ -45,7 +45,7 @@ bundled: $(VENV)/.ready         ## RUN=folder: makes the bundled model and its c
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,plots]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,plots,zstd,arrow]"
 	touch $@
 
 $(VENV)/.docs-ready: $(VENV)/.ready

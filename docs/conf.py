@@ -1,4 +1,4 @@
-"""Sphinx: `make docs` builds the site in build/docs. Warnings are errors, so a broken link fails."""
+"""Sphinx: `make docs` builds the site in build/docs. Warnings are errors, so a broken internal link fails."""
 
 from pathlib import Path
 from typing import Any

@@ -174,7 +174,7 @@ class MemoryTransformer(LanguageModel):
             if (count := cache.inputs.shape[1]) not in (0, self.taps):
                 raise StateError(
                     f"this state has the last {count} inputs of a convolution, and model.convolution={self.taps}; "
-                    "use a state from a model with convolution={self.taps}"
+                    f"use a state from a model with convolution={self.taps}"
                 )
 
     def embed(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T E"]:

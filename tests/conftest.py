@@ -7,13 +7,11 @@ import torch
 from hypothesis import settings
 
 try:
-    from jaxtyping import install_import_hook
-
-    import tests.type_checker  # noqa: F401 (the hook finds it as an attribute of `tests`)
-
-    install_import_hook("longspan", "tests.type_checker.checked")
+    from tests import type_checker
 except ImportError:  # a machine that has a GPU may lack the checker; the tests themselves need neither
-    pass
+    type_checker = None  # type: ignore[assignment]
+else:
+    type_checker.install()
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -37,3 +35,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+    if type_checker is not None:
+        type_checker.calls.clear()
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are made but not rendered, which takes most of their time. The files hold an empty picture."""
+    figure = pytest.importorskip("matplotlib.figure")
+    empty = '<svg width="72pt" height="72pt"></svg>'
+    monkeypatch.setattr(figure.Figure, "savefig", lambda _, path, **__: path.write_text(empty))

@@ -18,6 +18,7 @@ def run(cli: Cli, model: Path, text: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_one_file(cli: Cli, run: Path) -> None:
     result = cli("report", run, "--out", "r.html")
     assert (result.code, result.err, result.out) == (0, "", "the report is in r.html\n")

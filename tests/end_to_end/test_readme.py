@@ -1,20 +1,26 @@
-"""The commands and the Python of the README, run as pasted. Only training steps, generated tokens and
-the memory are reduced."""
+"""The commands and the Python of the README, run as pasted. Only sizes are reduced: of the trained
+model, its steps, the generated text and the memory."""
 
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from longspan.bundled import is_installed
+from tests.programs import installed
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 SHORTER = {
-    "train": ["--set", "training.steps=12", "--set", "training.validate_every=0"],
+    "train": [
+        part
+        for key in ("training.steps=12", "training.validate_every=0", "model.layers=1", "model.width=32")
+        for part in ("--set", key)
+    ],
     "generate": ["-n", "20"],
     "eval": ["--streams", "64", "--memory", "64", "--json"],
 }
@@ -32,27 +38,34 @@ def commands() -> list[list[str]]:
     return found
 
 
-def run_command(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-m", "longspan.cli.main", *words[1:], *SHORTER.get(words[1], [])]
-    return subprocess.run(program, cwd=folder, capture_output=True, text=True, check=False)
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with `longspan` and `python`."""
+    with installed(folder := tmp_path_factory.mktemp("bin")):
+        yield folder
+
+
+def run_command(words: list[str], programs: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [programs / words[0], *words[1:], *SHORTER.get(words[1], [])]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.skipif(not is_installed(), reason="no bundled model; make bundled RUN=... makes it")
 @pytest.mark.slow
-def test_the_commands_of_the_readme(tmp_path: Path) -> None:
+def test_the_commands_of_the_readme(programs: Path, tmp_path: Path) -> None:
     found = commands()
     assert {words[1] for words in found} >= {"train", "eval", "generate"}
     for words in found:
-        done = run_command(words, tmp_path)
+        done = run_command(words, programs, tmp_path)
         assert done.returncode == 0, (words, done.stderr)
         assert done.stdout
 
 
 @pytest.mark.skipif(not is_installed(), reason="no bundled model; make bundled RUN=... makes it")
 @pytest.mark.slow
-def test_the_first_command_of_the_readme_uses_the_bundled_model(tmp_path: Path) -> None:
+def test_the_first_command_of_the_readme_uses_the_bundled_model(programs: Path, tmp_path: Path) -> None:
     first = next(words for words in commands() if words[1] == "generate" and words[2].startswith("-"))
-    done = run_command(first, tmp_path)
+    done = run_command(first, programs, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(first[first.index("-p") + 1])
     assert "the bundled model" in done.stderr
@@ -60,10 +73,9 @@ def test_the_first_command_of_the_readme_uses_the_bundled_model(tmp_path: Path) 
 
 @pytest.mark.skipif(not is_installed(), reason="no bundled model; make bundled RUN=... makes it")
 @pytest.mark.slow
-def test_the_python_of_the_readme_prints_what_the_readme_shows(tmp_path: Path) -> None:
+def test_the_python_of_the_readme_prints_what_the_readme_shows(programs: Path, tmp_path: Path) -> None:
     block, shown = (README.partition(f"```{kind}\n")[2].partition("```")[0] for kind in ("python", "text"))
-    program = [sys.executable, "-c", block]
-    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run([programs / "python", "-c", block], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     printed, expected = (re.findall(r"^(\d+) (\d\.\d+) bits", text, re.MULTILINE) for text in (done.stdout, shown))
     assert len(expected) == 3

@@ -111,7 +111,7 @@ def test_the_interpreted_forward_kernel_discounts_far_keys(L: int, M: int, C: in
 def test_dropout_masks_are_statistically_independent() -> None:
     """The rate, and correlations between neighbours, rows of the batch, heads and seeds, are within five standard
     deviations."""
-    B, H, L, rate = 3, 2, 64, 0.25
+    B, H, L, rate = 2, 2, 48, 0.25
     seen = torch.ones(L, L, dtype=torch.bool).tril()
     masks = torch.stack([dropped(B, H, L, rate, seed).cpu() for seed in (1, 2, 12345)])
     assert abs(masks[..., seen].double().mean() - rate) < 5 * (rate * (1 - rate) / masks[..., seen].numel()) ** 0.5

@@ -75,6 +75,7 @@ def test_a_run_without_its_text_still_has_curves(make_run: Callable[..., Path], 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_scores_are_ranked_among_published_ones(
     make_run: Callable[..., Path], corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,6 +89,7 @@ def test_scores_are_ranked_among_published_ones(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_rows_score_the_same_tokens(make_run: Callable[..., Path], corpus: Path) -> None:
     """Against logits of windows cut by hand, and against the losses of a stream."""
     folders = [make_run("xl", memory=20), make_run("window", "vanilla")]
@@ -117,6 +119,7 @@ def test_rows_score_the_same_tokens(make_run: Callable[..., Path], corpus: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_scores_per_other_tokens_are_not_ranked(
     make_run: Callable[..., Path], corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

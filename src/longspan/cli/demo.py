@@ -60,7 +60,7 @@ def _show_bundled(device: "torch.device") -> None:
     )
     with one_thread():
         _print_continuation(model, OPENING, 300)
-    print('\nTry it: longspan generate -p "..." (docs/bundled_model.md). Next, two models are trained here.\n')
+    print('\nTry it: longspan generate -p "..." (`longspan docs bundled_model`). Next, two models are trained here.\n')
 
 
 def _show_training(out: Path, device: "torch.device") -> None:

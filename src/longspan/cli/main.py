@@ -18,6 +18,7 @@ from longspan.cli import (
     convert,
     data,
     demo,
+    docs,
     evaluate,
     export,
     figures,
@@ -71,6 +72,7 @@ app.command("recl")(recl.recl)
 app.command("figures")(figures.figures)
 app.command("report")(report.report)
 app.command("recipes")(recipes.recipes)
+app.command("docs")(docs.docs)
 app.command("compare")(compare.compare)
 app.add_typer(data.app, name="data")
 app.add_typer(tokenizer.app, name="tokenizer")

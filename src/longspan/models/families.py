@@ -91,7 +91,9 @@ def name_of(model: LanguageModel) -> str:
         module, _, attribute = value.partition(":")
         if getattr(sys.modules.get(module), attribute, None) is cls:
             return name
-    raise ConfigError(f"{cls.__qualname__} of {cls.__module__} is not a registered family; see CONTRIBUTING.md")
+    raise ConfigError(
+        f"{cls.__qualname__} of {cls.__module__} is not a registered family; see `longspan docs contributing`"
+    )
 
 
 def build(name: str, values: Mapping[str, Any], reading: Reading | None = None) -> LanguageModel:

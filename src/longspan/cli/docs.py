@@ -1,0 +1,22 @@
+"""`longspan docs`: the manual in the terminal."""
+
+from typing import Annotated
+
+import typer
+
+
+def docs(
+    page: Annotated[
+        str | None, typer.Argument(metavar="PAGE", help="For example training, or docs/training.md. Default: a list.")
+    ] = None,
+) -> None:
+    """Print a page of the manual, or list the pages."""
+    from longspan import manual
+
+    if page is not None:
+        print(manual.page(page).rstrip("\n"))
+        return
+    known = manual.pages()
+    width = max(map(len, known), default=0)
+    for name, text in known.items():
+        print(f"{name.ljust(width)}  {manual.title(text)}")

@@ -1,0 +1,228 @@
+"""Streams that join and leave a batch between steps: the decoders of the server.
+
+A stream is one row: its state and the number of tokens it has read. It reads a prompt alone, at batch 1 and in pieces of
+a fixed size, then takes a slot of a batch and decodes there. Every row is bit-equal to the same stream alone: batches
+have a fixed width, and nothing of a row depends on its slot or on the other rows. `rows_are_independent` checks that.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from longspan.cache import TokenWindow
+from longspan.contract import LanguageModel, State
+from longspan.decoding.ring import RingDecoder
+from longspan.decoding.step_layers import step_layers
+from longspan.decoding.window import WindowDecoder
+from longspan.reading import Reading
+from longspan.shapes import Float, Int, Tensor
+from longspan.tree import map_tensors
+
+PIECE = 128
+"""Prompt tokens per call, at most: other streams wait for one call, not for a complete prompt."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One stream between steps. It is never modified, so keeping it is enough to return to it."""
+
+    state: State
+    read: int
+    """Tokens read since the stream began."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.state.nbytes_per_row()
+
+
+class Slots(ABC):
+    """A batch of `width` slots of one model."""
+
+    def __init__(self, model: LanguageModel, reading: Reading, width: int) -> None:
+        self.model, self.reading, self.width = model, reading, width
+        self.device = next(model.parameters()).device
+        self.free = list(range(width))
+
+    @property
+    def active(self) -> int:
+        return self.width - len(self.free)
+
+    @property
+    def piece(self) -> int:
+        """Prompt tokens per call of `prefill`."""
+        return min(self.reading.segment, PIECE)
+
+    def start(self) -> Stream:
+        """A stream that has read nothing."""
+        return Stream(self.model.initial_state(1, self.reading, trainable=False), 0)
+
+    def prefill(self, stream: Stream, tokens: Sequence[int]) -> Stream:
+        """The stream after at most `piece` more tokens."""
+        return self.prompt_logits(stream, tokens, wanted=False)[0]
+
+    def prompt_logits(
+        self, stream: Stream, tokens: Sequence[int], *, wanted: bool = True
+    ) -> tuple[Stream, Float[Tensor, "T V"] | None]:
+        """The stream after at most `piece` more tokens, and the logits after each of them."""
+        row = torch.tensor([list(tokens)], device=self.device)
+        with torch.no_grad():
+            if wanted:
+                logits, state = self.model(row, stream.state)
+                return Stream(replace(state, shared=()), stream.read + len(tokens)), logits[0]
+            _, state = self.model.hidden_states(row, stream.state)
+        return Stream(replace(state, shared=()), stream.read + len(tokens)), None
+
+    def join(self, stream: Stream) -> int:
+        """Copy a stream into the lowest free slot."""
+        slot = min(self.free)
+        self.load(slot, stream)
+        self.free.remove(slot)
+        self.changed()
+        return slot
+
+    def leave(self, slot: int) -> None:
+        """Free a slot."""
+        self.free.append(slot)
+        self.changed()
+
+    def changed(self) -> None:  # noqa: B027 (most have nothing to do)
+        """Called when slots were taken or freed."""
+
+    @abstractmethod
+    def load(self, slot: int, stream: Stream) -> None: ...
+
+    @abstractmethod
+    def stream(self, slot: int) -> Stream:
+        """The stream in a slot as it is now."""
+
+    @abstractmethod
+    def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+        """The logits after one more token in every slot; those of free slots mean nothing."""
+
+
+class RingSlots(Slots):
+    """Slots in a rolling KV cache, for layers of four-term attention."""
+
+    def __init__(self, model: LanguageModel, reading: Reading, width: int) -> None:
+        super().__init__(model, reading, width)
+        state = model.initial_state(width, reading, trainable=False)
+        layers = step_layers(model, state)
+        assert layers is not None
+        self.decoder = RingDecoder(model, state, layers)
+
+    def load(self, slot: int, stream: Stream) -> None:
+        self.decoder.load_row(slot, stream.state, stream.read)
+
+    def stream(self, slot: int) -> Stream:
+        return Stream(self.decoder.row_state(slot), self.decoder.read[slot])
+
+    def changed(self) -> None:
+        for slot in self.free:
+            self.decoder.clear_row(slot)
+        taken = set(range(self.width)).difference(self.free)
+        self.decoder.used = max(taken, default=-1) + 1
+
+    def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+        for slot in self.free:
+            self.decoder.clear_row(slot)  # a free slot below a taken one reads tokens too
+        return self.decoder.step(tokens)
+
+
+class StateSlots(Slots):
+    """Slots in a state of full size, for every family with memory: `model(tokens, state)` with one token."""
+
+    def __init__(self, model: LanguageModel, reading: Reading, width: int) -> None:
+        super().__init__(model, reading, width)
+        self.reads = [0] * width
+        with torch.no_grad():
+            empty = model.initial_state(width, reading, trainable=False, filled=True)
+            self.state = empty.map(lambda t: t.clone(memory_format=torch.contiguous_format))
+
+    def start(self) -> Stream:
+        # Of full size from the beginning, so that a stream fits its slot as it is.
+        return Stream(self.model.initial_state(1, self.reading, trainable=False, filled=True), 0)
+
+    def load(self, slot: int, stream: Stream) -> None:
+        given = iter(stream.state.tensors().values())
+
+        def put(tensor: Tensor) -> Tensor:
+            changed = tensor.clone()
+            changed[slot] = next(given)[0]
+            return changed
+
+        length = put(self.state.length)
+        self.state = replace(self.state, caches=map_tensors(put, self.state.caches), length=length)
+        self.reads[slot] = stream.read
+
+    def stream(self, slot: int) -> Stream:
+        row = self.state.rows([slot])
+        return Stream(replace(row, shared=(), full=False), self.reads[slot])
+
+    @torch.no_grad()
+    def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+        logits, state = self.model(tokens[:, None], self.state)
+        # Always masked: whether all rows are full depends on the other rows.
+        self.state = replace(state, full=False)
+        self.reads = [read + 1 for read in self.reads]
+        return logits[:, -1]
+
+
+class WindowSlots(Slots):
+    """Slots of models without memory. Every row computes its own window, which is wide enough to need no batch."""
+
+    def __init__(self, model: LanguageModel, reading: Reading, width: int) -> None:
+        super().__init__(model, reading, width)
+        self.rows: dict[int, tuple[WindowDecoder, int]] = {}
+
+    def start(self) -> Stream:
+        decoder = WindowDecoder(self.model, self.model.initial_state(1, self.reading, trainable=False))
+        return Stream(decoder.state(), 0)
+
+    def prompt_logits(
+        self, stream: Stream, tokens: Sequence[int], *, wanted: bool = True
+    ) -> tuple[Stream, Float[Tensor, "T V"] | None]:
+        decoder = WindowDecoder(self.model, stream.state)
+        row = torch.tensor([list(tokens)], device=self.device)
+        logits = None
+        if wanted:
+            logits = torch.cat([decoder.step(token) for token in row.T])
+        else:
+            decoder.prefill(row)
+        return Stream(decoder.state(), stream.read + len(tokens)), logits
+
+    def load(self, slot: int, stream: Stream) -> None:
+        self.rows[slot] = WindowDecoder(self.model, stream.state), stream.read
+
+    def stream(self, slot: int) -> Stream:
+        decoder, read = self.rows[slot]
+        return Stream(decoder.state(), read)
+
+    def changed(self) -> None:
+        for slot in self.free:
+            self.rows.pop(slot, None)
+
+    def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+        logits: list[Tensor | None] = [None] * self.width
+        for slot, (decoder, read) in self.rows.items():
+            logits[slot] = decoder.step(tokens[slot : slot + 1])[0]
+            self.rows[slot] = decoder, read + 1
+        some = next(row for row in logits if row is not None)
+        return torch.stack([torch.zeros_like(some) if row is None else row for row in logits])
+
+
+def open_slots(model: LanguageModel, width: int, reading: Reading | None = None) -> Slots:
+    """A batch of `width` slots. The width is 1 where rows of a batch are not bit-equal to rows alone."""
+    reading = reading or model.reading
+    if not model.has_memory(reading):
+        return WindowSlots(model, reading, width)
+    state = model.initial_state(1, reading, trainable=False)
+    kind = StateSlots if model.training or step_layers(model, state) is None else RingSlots
+    return kind(model, reading, width)
+
+
+def fits(slots: Slots, state: State) -> bool:
+    """Whether a stream with this state can take a slot: a window of tokens where the model has no memory."""
+    is_window = any(isinstance(cache, TokenWindow) for cache in state.caches)
+    return state.batch == 1 and is_window == isinstance(slots, WindowSlots)

@@ -1,8 +1,8 @@
 """Streams that join and leave a batch between steps: the decoders of the server.
 
-A stream is one row: its state and the number of tokens it has read. It reads a prompt alone, at batch 1 and in pieces of
-a fixed size, then takes a slot of a batch and decodes there. Every row is bit-equal to the same stream alone: batches
-have a fixed width, and nothing of a row depends on its slot or on the other rows. `rows_are_independent` checks that.
+A stream is one row: its state and the number of tokens it has read. It reads a prompt alone, at batch 1 and in pieces
+of a fixed size, then takes a slot of a batch and decodes there. Every row is bit-equal to the same stream alone:
+batches have a fixed width, and nothing of a row depends on its slot or on the other rows.
 """
 
 from abc import ABC, abstractmethod
@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from longspan.cache import TokenWindow
 from longspan.contract import LanguageModel, State
 from longspan.decoding.ring import RingDecoder
+from longspan.decoding.rolling import attention_of
 from longspan.decoding.step_layers import step_layers
 from longspan.decoding.window import WindowDecoder
 from longspan.reading import Reading
@@ -35,6 +35,10 @@ class Stream:
     @property
     def nbytes(self) -> int:
         return self.state.nbytes_per_row()
+
+    def compact(self) -> "Stream":
+        """The same without the larger buffers that its tensors may be views of."""
+        return Stream(self.state.map(lambda t: t.clone(memory_format=torch.contiguous_format)), self.read)
 
 
 class Slots(ABC):
@@ -67,12 +71,19 @@ class Slots(ABC):
     ) -> tuple[Stream, Float[Tensor, "T V"] | None]:
         """The stream after at most `piece` more tokens, and the logits after each of them."""
         row = torch.tensor([list(tokens)], device=self.device)
+        # `full` decides whether a mask is applied, which changes the rounding. A restored state does not know it.
+        state = replace(stream.state, full=self.is_full(stream.state))
+        logits = None
         with torch.no_grad():
             if wanted:
-                logits, state = self.model(row, stream.state)
-                return Stream(replace(state, shared=()), stream.read + len(tokens)), logits[0]
-            _, state = self.model.hidden_states(row, stream.state)
-        return Stream(replace(state, shared=()), stream.read + len(tokens)), None
+                logits, state = self.model(row, state)
+            else:
+                _, state = self.model.hidden_states(row, state)
+        after = Stream(replace(state, shared=()), stream.read + len(tokens))
+        return after, None if logits is None else logits[0]
+
+    def is_full(self, state: State) -> bool:  # noqa: ARG002 (some need it)
+        return False
 
     def join(self, stream: Stream) -> int:
         """Copy a stream into the lowest free slot."""
@@ -111,6 +122,9 @@ class RingSlots(Slots):
         layers = step_layers(model, state)
         assert layers is not None
         self.decoder = RingDecoder(model, state, layers)
+
+    def is_full(self, state: State) -> bool:
+        return int(state.length[0]) == attention_of(state.caches[0]).positions
 
     def load(self, slot: int, stream: Stream) -> None:
         self.decoder.load_row(slot, stream.state, stream.read)
@@ -220,9 +234,3 @@ def open_slots(model: LanguageModel, width: int, reading: Reading | None = None)
     state = model.initial_state(1, reading, trainable=False)
     kind = StateSlots if model.training or step_layers(model, state) is None else RingSlots
     return kind(model, reading, width)
-
-
-def fits(slots: Slots, state: State) -> bool:
-    """Whether a stream with this state can take a slot: a window of tokens where the model has no memory."""
-    is_window = any(isinstance(cache, TokenWindow) for cache in state.caches)
-    return state.batch == 1 and is_window == isinstance(slots, WindowSlots)

@@ -11,12 +11,14 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
 from longspan import __version__
-from longspan.serving import completions, information, page
+from longspan.serving import completions, information, page, sessions
 from longspan.serving.errors import NOT_FOUND, SERVER, ApiError
 from longspan.serving.security import Security
 from longspan.serving.server import Server
 from longspan.serving.settings import Settings
 from longspan.text_model import TextModel
+
+TIDY_EVERY = 5.0
 
 
 def create_app(texts: Mapping[str, TextModel], settings: Settings | None = None) -> FastAPI:
@@ -25,15 +27,18 @@ def create_app(texts: Mapping[str, TextModel], settings: Settings | None = None)
     server = Server(texts, settings)
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         server.start()
+        tidying = asyncio.create_task(_tidy(server))
         yield
+        tidying.cancel()
         await asyncio.to_thread(server.close)
+        server.sessions.close()
 
     # The pages of FastAPI's documentation load scripts of other sites.
     app = FastAPI(title="longspan", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.server = server
-    for part in (completions, information, page):
+    for part in (completions, information, sessions, page):
         app.include_router(part.router)
     app.mount("/static", StaticFiles(directory=page.STATIC, follow_symlink=False), name="static")
     app.add_exception_handler(ApiError, _api_error)
@@ -43,7 +48,13 @@ def create_app(texts: Mapping[str, TextModel], settings: Settings | None = None)
     return app
 
 
-async def _api_error(request: Request, error: Any) -> Response:
+async def _tidy(server: Server) -> None:
+    while True:
+        await asyncio.sleep(TIDY_EVERY)
+        server.sessions.tidy()
+
+
+async def _api_error(_: Request, error: Any) -> Response:
     response: JSONResponse = error.response()
     return response
 
@@ -59,6 +70,6 @@ async def _http_error(request: Request, error: Any) -> Response:
     return response
 
 
-async def _unexpected(request: Request, error: Exception) -> Response:
+async def _unexpected(_: Request, error: Exception) -> Response:
     """A bug. The traceback goes to the log, not to the client."""
     return ApiError(500, f"internal error ({type(error).__name__})", type=SERVER, code="internal_error").response()

@@ -11,13 +11,15 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from longspan.decoding.choosing import Draws
+from longspan.decoding.session import TextStream
 from longspan.serving.errors import ApiError
 from longspan.serving.feed import EventStream, Feed, submit, unless_disconnected
 from longspan.serving.models import Served
-from longspan.serving.openai_types import CompletionRequest
+from longspan.serving.openai_types import CompletionRequest, Sampled
 from longspan.serving.requests import parse, server_of
 from longspan.serving.sampling import make_choice, seed_of
-from longspan.serving.work import Piece, Prompt, TokenLogprob, Work
+from longspan.serving.text import incomplete
+from longspan.serving.work import Event, Piece, Prompt, TokenLogprob, Work
 
 router = APIRouter()
 
@@ -40,22 +42,30 @@ class Answer:
 class Completion:
     """One request: its works, and its answer as a whole or as a stream."""
 
+    request: Sampled
+
     def __init__(self, request: CompletionRequest, served: Served) -> None:
         self.request, self.served = request, served
         self.n = request.n or 1
         self.best_of = self.n if request.best_of is None else request.best_of
         self.prompts = served.prompts(request.prompt)
-        self.id, self.created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
-        self._check()
+        self.name_and_check()
+        self._check_choices()
         self.feed = Feed()
         seed = seed_of(request)
         ranked = self.best_of > self.n
         logprobs = 0 if ranked and request.logprobs is None else request.logprobs
         self.works = []
         for p, tokens in enumerate(self.prompts):
+            held = incomplete(served.text.tokenizer.decode_bytes(tokens[-8:]))
             choices = [
                 make_choice(
-                    request, served, self.feed.emitter(p * self.best_of + i), Draws(seed + (i << 64)), logprobs=logprobs
+                    request,
+                    served,
+                    self.feed.emitter(p * self.best_of + i),
+                    Draws(seed + (i << 64)),
+                    held=held,
+                    logprobs=logprobs,
                 )
                 for i in range(self.best_of)
             ]
@@ -63,26 +73,34 @@ class Completion:
             self.works.append(Work(tokens, choices, prompt_logprobs=echoed))
         self.count = len(self.prompts) * self.best_of
 
-    def _check(self) -> None:
+    def name_and_check(self) -> None:
+        request = self.request
+        self.id, self.created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
+        if request.stream_options is not None and not request.stream:
+            raise _invalid("stream_options", "stream_options needs stream=true")
+
+    def _check_choices(self) -> None:
         request = self.request
         if self.best_of < self.n:
             raise _invalid("best_of", f"best_of={self.best_of} must be at least n={self.n}")
         if request.stream and self.best_of > self.n:
             raise _invalid("best_of", f"best_of={self.best_of} cannot be streamed; leave out stream or best_of")
-        if request.stream_options is not None and not request.stream:
-            raise _invalid("stream_options", "stream_options needs stream=true")
         total, most = len(self.prompts) * self.best_of, self.served.settings.max_choices
         if total > most:
             raise _invalid("n", f"{total} choices (prompts times best_of) are more than the limit of {most}")
 
     def echo(self, index: int) -> str:
         """The text of a prompt, if it is to be returned."""
-        tokens = self.prompts[index // self.best_of]
-        return self.served.text.tokenizer.decode(tokens) if self.request.echo else ""
+        if not getattr(self.request, "echo", False):
+            return ""
+        return TextStream().push(self.served.text.tokenizer.decode_bytes(self.prompts[index // self.best_of]))
+
+    def events(self) -> AsyncIterator[tuple[int, Event]]:
+        return self.feed.events(self.count)
 
     async def whole(self) -> dict[str, Any]:
         answers = [Answer() for _ in range(self.count)]
-        async for index, event in self.feed.events(self.count):
+        async for index, event in self.events():
             answer = answers[index]
             if isinstance(event, Prompt):
                 answer.text.append(self.echo(index))
@@ -111,7 +129,7 @@ class Completion:
         wants_usage = self.request.stream_options is not None and self.request.stream_options.include_usage
         extra: dict[str, Any] = {"usage": None} if wants_usage else {}
         offsets, generated = [0] * self.count, 0
-        async for index, event in self.feed.events(self.count):
+        async for index, event in self.events():
             reason, logprobs = None, []
             text = self.echo(index) if isinstance(event, Prompt) else event.text
             if isinstance(event, Prompt):

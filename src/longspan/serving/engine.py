@@ -91,11 +91,11 @@ class Engine:
         end = time.monotonic() + timeout
         while not self.idle() and self._thread.is_alive() and time.monotonic() < end:
             time.sleep(0.01)
-        for choice in list(self.running.values()):
-            choice.stop_now = True
+        for choice in [*self.running.values(), *(choice for choice, _ in self.ready)]:
+            choice.stop_now = "length"
         for work in [*self._inbox, *self.waiting, *self.reading]:
             for choice in work.choices:
-                choice.stop_now = True
+                choice.stop_now = "length"
         self._thread.join(max(5.0, timeout))
 
     # In the thread of the engine.
@@ -136,12 +136,12 @@ class Engine:
                     self._finish(choice, Finished("cancelled"))
         for entry in [entry for entry in self.ready if entry[0].cancelled or entry[0].stop_now]:
             self.ready.remove(entry)
-            self._finish(entry[0], Finished("cancelled"))
+            self._end(*entry)
         for place, choice in list(self.running.items()):
             if choice.cancelled:
                 self._leave(place, Finished("cancelled"))
             elif choice.stop_now:
-                self._leave(place, Finished("cancelled", choice.text.close(final=not choice.keep)))
+                self._leave(place, Finished(choice.stop_now, choice.text.close(final=not choice.keep)))
 
     def _admit(self) -> None:
         """Start to read the prompts of works that will find a row."""
@@ -189,8 +189,14 @@ class Engine:
             if choice.max_tokens:
                 self.ready.append((choice, stream))
             else:
-                kept = (stream, choice.pending, choice.text.held) if choice.keep else (None, None, b"")
-                self._finish(choice, Finished("length", "", *kept))
+                self._end(choice, stream)
+
+    def _end(self, choice: Choice, stream: Stream) -> None:
+        """Finish a choice that has no row: the prompt was read and nothing is generated."""
+        reason = "cancelled" if choice.cancelled else choice.stop_now or "length"
+        kept = choice.keep and not choice.cancelled
+        found = (stream.compact(), choice.pending, choice.text.held) if kept else (None, None, b"")
+        self._finish(choice, Finished(reason, "", *found))
 
     def _place(self) -> None:
         """Give rows to choices that wait for one: in the fullest batch that has a free row."""

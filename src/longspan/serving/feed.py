@@ -89,9 +89,16 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[dict[str, Any]], works: list[Work], settings: Settings) -> None:
+    def __init__(
+        self,
+        events: AsyncIterator[dict[str, Any]],
+        works: list[Work],
+        settings: Settings,
+        closed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`closed` is called when nothing more will be sent."""
         super().__init__(media_type="text/event-stream")
-        self.events, self.works, self.settings = events, works, settings
+        self.events, self.works, self.settings, self.closed = events, works, settings, closed
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]
@@ -110,6 +117,7 @@ class EventStream(Response):
                 work.cancel()
             for task in (sending, gone):
                 task.cancel()
+            self.closed()
 
     async def _send(self, send: Any) -> None:
         async def line(data: str) -> None:

@@ -1,9 +1,13 @@
 """The models of a server, by name, and what each of them needs: an engine and its limits."""
 
+import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
+
+import torch
 
 from longspan.errors import DataError
 from longspan.serving.engine import Engine
@@ -21,6 +25,18 @@ class Served:
     engine: Engine
     settings: Settings
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @cached_property
+    def hash(self) -> str:
+        """Identifies the model in session files: the hash of its folder, or that of its weights."""
+        if self.text.hash:
+            return self.text.hash
+        digest = hashlib.sha256(f"{self.text.config} {self.text.tokenizer.fingerprint}".encode())
+        for name, tensor in self.text.model.state_dict().items():
+            digest.update(
+                name.encode() + tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+            )
+        return digest.hexdigest()
 
     @property
     def vocabulary(self) -> int:
@@ -94,7 +110,7 @@ class Models:
             for name, text in texts.items()
         }
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Served]:
         return iter(self.served.values())
 
     @property

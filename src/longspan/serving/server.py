@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping
 
 from longspan.serving.models import Models
+from longspan.serving.session_table import Sessions
 from longspan.serving.settings import Settings
 from longspan.text_model import TextModel
 
@@ -12,6 +13,7 @@ class Server:
     def __init__(self, texts: Mapping[str, TextModel], settings: Settings) -> None:
         self.settings = settings
         self.models = Models(texts, settings)
+        self.sessions = Sessions(self.models, settings)
         self.started = time.time()
         self.closing = False
 

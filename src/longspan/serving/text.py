@@ -44,3 +44,10 @@ def _overlap(text: str, stop: str) -> int:
         if text.endswith(stop[:size]):
             return size
     return 0
+
+
+def incomplete(data: bytes) -> bytes:
+    """The bytes at the end of some text that begin a character."""
+    stream = TextStream()
+    stream.push(data)
+    return stream.held

@@ -69,8 +69,8 @@ class Choice:
     generated: int = 0
     pending: int = -1
     cancelled: bool = False
-    stop_now: bool = False
-    """Finish at the next step and keep what was generated."""
+    stop_now: Reason | None = None
+    """Finish at the next step for this reason, and keep what was generated."""
     done: bool = False
 
 

@@ -11,7 +11,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
 from longspan import __version__
-from longspan.serving import completions, information, page, sessions
+from longspan.serving import completions, information, metrics, page, scoring, sessions
 from longspan.serving.errors import NOT_FOUND, SERVER, ApiError
 from longspan.serving.security import Security
 from longspan.serving.server import Server
@@ -38,13 +38,15 @@ def create_app(texts: Mapping[str, TextModel], settings: Settings | None = None)
     # The pages of FastAPI's documentation load scripts of other sites.
     app = FastAPI(title="longspan", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.server = server
-    for part in (completions, information, sessions, page):
+    app.state.metrics = metrics.Metrics(server)
+    for part in (completions, information, metrics, scoring, sessions, page):
         app.include_router(part.router)
     app.mount("/static", StaticFiles(directory=page.STATIC, follow_symlink=False), name="static")
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected)
     app.add_middleware(Security, settings=settings)  # type: ignore[arg-type]
+    app.add_middleware(metrics.CountRequests, metrics=app.state.metrics)  # type: ignore[arg-type]
     return app
 
 

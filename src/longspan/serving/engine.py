@@ -227,7 +227,10 @@ class Engine:
         choice.pending = token
         choice.generated += 1
         choice.row.add(token)
-        self.statistics.generated_tokens += 1
+        now, statistics = time.perf_counter(), self.statistics
+        statistics.generated_tokens += 1
+        (statistics.next_token if choice.generated > 1 else statistics.first_token)(now - choice.since)
+        choice.since = now
         logprob = None
         if choice.logprobs is not None:
             logprob = self._logprobs(logits[None], [token], choice.logprobs)[0]

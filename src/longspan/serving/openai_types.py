@@ -62,6 +62,8 @@ class ScoreRequest(Strict):
     text: Any = ""
     tokens: bool = True
     """Return the loss of every token."""
+    words: bool = False
+    """Return the loss of every word."""
 
 
 class TokenizeRequest(Strict):

@@ -16,6 +16,8 @@ class Server:
         self.sessions = Sessions(self.models, settings)
         self.started = time.time()
         self.closing = False
+        self.scoring = 0
+        """Texts that are being scored."""
 
     def start(self) -> None:
         for served in self.models:

@@ -25,6 +25,8 @@ class Settings:
     """Streams that may wait for a row."""
     retry_after: int = 1
     """Seconds that a refused client is asked to wait."""
+    max_scoring: int = 4
+    """Texts that are scored at the same time."""
     max_prompt_tokens: int = 1 << 20
     max_tokens: int = 1 << 16
     max_choices: int = 64

@@ -72,6 +72,8 @@ class Choice:
     stop_now: Reason | None = None
     """Finish at the next step for this reason, and keep what was generated."""
     done: bool = False
+    since: float = field(default_factory=time.perf_counter)
+    """The time of the last token, or of the submission."""
 
 
 @dataclass(eq=False)
@@ -88,7 +90,6 @@ class Work:
     number: int = field(default_factory=lambda: next(_numbers))
     read: int = 0
     found: list[TokenLogprob] = field(default_factory=list)
-    submitted: float = field(default_factory=time.perf_counter)
 
     @property
     def cancelled(self) -> bool:

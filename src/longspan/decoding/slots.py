@@ -227,10 +227,29 @@ class WindowSlots(Slots):
 
 
 def open_slots(model: LanguageModel, width: int, reading: Reading | None = None) -> Slots:
-    """A batch of `width` slots. The width is 1 where rows of a batch are not bit-equal to rows alone."""
+    """A batch of `width` slots in the fastest form that the model supports."""
     reading = reading or model.reading
     if not model.has_memory(reading):
         return WindowSlots(model, reading, width)
     state = model.initial_state(1, reading, trainable=False)
     kind = StateSlots if model.training or step_layers(model, state) is None else RingSlots
     return kind(model, reading, width)
+
+
+def rows_are_independent(slots: Slots, steps: int = 2) -> bool:
+    """Whether a stream gives the same bits alone in the first slot and between others in the last one.
+
+    Matrix products of torch have this property at a fixed width on the machines tried, but it is not promised.
+    """
+    tokens = [token % slots.model.config.vocabulary for token in range(3, 3 + min(slots.piece, 24))]
+    stream = slots.prefill(slots.start(), tokens)
+    results = []
+    for others in (0, slots.width - 1):
+        taken = [slots.join(slots.prefill(slots.start(), tokens[: 1 + n % len(tokens)])) for n in range(others)]
+        own = slots.join(stream)
+        row = torch.arange(slots.width, device=slots.device) % slots.model.config.vocabulary
+        row[own] = tokens[0]
+        results.append(torch.stack([slots.step(row)[own].clone() for _ in range(steps)]))
+        for slot in [*taken, own]:
+            slots.leave(slot)
+    return torch.equal(*results)

@@ -33,7 +33,7 @@ def create_app(texts: Mapping[str, TextModel], settings: Settings | None = None)
         yield
         tidying.cancel()
         await asyncio.to_thread(server.close)
-        server.sessions.close()
+        await server.sessions.close()
 
     # The pages of FastAPI's documentation load scripts of other sites.
     app = FastAPI(title="longspan", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
@@ -53,7 +53,7 @@ def create_app(texts: Mapping[str, TextModel], settings: Settings | None = None)
 async def _tidy(server: Server) -> None:
     while True:
         await asyncio.sleep(TIDY_EVERY)
-        server.sessions.tidy()
+        await server.sessions.tidy()
 
 
 async def _api_error(_: Request, error: Any) -> Response:

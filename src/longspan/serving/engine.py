@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import torch
 
 from longspan.decoding.choosing import choose
-from longspan.decoding.slots import Slots, Stream, open_slots
+from longspan.decoding.slots import Slots, Stream, open_slots, rows_are_independent
 from longspan.serving.statistics import Statistics
-from longspan.serving.work import Choice, Event, Finished, Piece, Prompt, TokenLogprob, Work
+from longspan.serving.work import Choice, Event, Finished, Piece, Prompt, Reason, TokenLogprob, Work
 from longspan.text_model import TextModel
 
 
@@ -33,6 +33,8 @@ class Engine:
     def __init__(self, text: TextModel, *, width: int = 8, rows: int = 32, queue: int = 64) -> None:
         self.text, self.rows, self.queue = text, rows, queue
         first = open_slots(text.model, width)
+        if not rows_are_independent(first):
+            first = open_slots(text.model, 1)
         self.batches: list[Slots] = [first]
         self.width = first.width
         self.known = min(text.tokenizer.size, text.config.vocabulary)
@@ -44,6 +46,8 @@ class Engine:
         self.failure = ""
         self._inbox: deque[Work] = deque()
         self._wake = threading.Condition()
+        self._unfinished = 0
+        self._stopping: Reason | None = None
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -52,8 +56,7 @@ class Engine:
     @property
     def load(self) -> int:
         """Streams that wait for a row."""
-        waiting = sum(len(work.choices) for work in [*self._inbox, *self.waiting, *self.reading])
-        return waiting + len(self.ready)
+        return max(self._unfinished - len(self.running), 0)
 
     @property
     def alive(self) -> bool:
@@ -64,14 +67,11 @@ class Engine:
         with self._wake:
             if self._closed or self.failure:
                 raise Closed(self.failure or "the engine was stopped")
-            free = max(self.rows - len(self.running), 0)
-            if self.load + sum(len(work.choices) for work in works) > self.queue + free:
+            count = sum(len(work.choices) for work in works)
+            if self._unfinished + count > self.queue + self.rows:
                 raise QueueFull
+            self._unfinished += count
             self._inbox.extend(works)
-            self._wake.notify()
-
-    def wake(self) -> None:
-        with self._wake:
             self._wake.notify()
 
     def start(self) -> None:
@@ -79,7 +79,7 @@ class Engine:
         self._thread.start()
 
     def idle(self) -> bool:
-        return not (self._inbox or self.waiting or self.reading or self.ready or self.running)
+        return self._unfinished == 0
 
     def close(self, timeout: float = 0.0) -> None:
         """Refuse new work, wait up to `timeout` seconds for the present one, then finish it where it is."""
@@ -91,11 +91,7 @@ class Engine:
         end = time.monotonic() + timeout
         while not self.idle() and self._thread.is_alive() and time.monotonic() < end:
             time.sleep(0.01)
-        for choice in [*self.running.values(), *(choice for choice, _ in self.ready)]:
-            choice.stop_now = "length"
-        for work in [*self._inbox, *self.waiting, *self.reading]:
-            for choice in work.choices:
-                choice.stop_now = "length"
+        self._stopping = "length"
         self._thread.join(max(5.0, timeout))
 
     # In the thread of the engine.
@@ -106,7 +102,7 @@ class Engine:
                 with self._wake:
                     while self.idle() and not self._closed:
                         self._wake.wait()
-                    if self.idle() and self._closed:
+                    if self.idle():
                         return
                 self.step()
         except BaseException as error:  # the loop must not end without telling the clients
@@ -120,8 +116,9 @@ class Engine:
             self.waiting.append(self._inbox.popleft())
         self._drop_cancelled()
         self._admit()
-        busy = self._read_piece()
+        busy = self._read_prompts()
         self._place()
+        self._consolidate()
         for index, batch in enumerate(self.batches):
             if batch.active:
                 busy = True
@@ -129,6 +126,9 @@ class Engine:
         return busy
 
     def _drop_cancelled(self) -> None:
+        if self._stopping is not None:
+            for choice in self._choices():
+                choice.stop_now = choice.stop_now or self._stopping
         for queue in (self.waiting, self.reading):
             for work in [work for work in queue if work.cancelled or any(c.stop_now for c in work.choices)]:
                 queue.remove(work)
@@ -151,11 +151,17 @@ class Engine:
             free -= len(work.choices)
             self.reading.append(work)
 
-    def _read_piece(self) -> bool:
-        """One piece of the next prompt. Prompts take turns, so a long one does not block the others."""
-        if not self.reading:
-            return False
-        work = self.reading.popleft()
+    def _read_prompts(self) -> bool:
+        """Read prompts until the tokens of one piece were read, so that running streams do not wait long. Prompts take
+        turns, so a long one does not block the others."""
+        busy, left = False, self.batches[0].piece
+        while self.reading and left > 0:
+            left -= max(self._read_piece(self.reading.popleft()), 1)
+            busy = True
+        return busy
+
+    def _read_piece(self, work: Work) -> int:
+        """The next piece of a prompt; returns the number of its tokens."""
         slots = self.batches[0]
         stream = work.stream or slots.start()
         last = len(work.tokens) - 1
@@ -176,7 +182,7 @@ class Engine:
             self.reading.append(work)
         else:
             self._begin(work, stream)
-        return True
+        return len(tokens)
 
     def _begin(self, work: Work, stream: Stream) -> None:
         """The prompt was read: its choices wait for rows."""
@@ -208,6 +214,22 @@ class Engine:
                 open_ = [(0, 1 - len(self.batches))]
             index = -max(open_)[1]
             self.running[index, self.batches[index].join(stream)] = choice
+
+    def _consolidate(self) -> None:
+        """Empty the batch with the fewest rows if the others have room: a step costs the same for any number of rows,
+        and a row gives the same bits in any slot."""
+        active = sorted((batch.active, index) for index, batch in enumerate(self.batches) if batch.active)
+        if len(active) < 2:
+            return
+        count, least = active[0]
+        others = [index for _, index in active[1:] for _ in self.batches[index].free]
+        if len(others) < count:
+            return
+        for place in [place for place in self.running if place[0] == least]:
+            target = others.pop()
+            slot = self.batches[target].join(self.batches[least].stream(place[1]))
+            self.batches[least].leave(place[1])
+            self.running[target, slot] = self.running.pop(place)
 
     def _decode(self, index: int, batch: Slots) -> None:
         choices = [self.running.get((index, slot)) for slot in range(batch.width)]
@@ -262,16 +284,23 @@ class Engine:
         self._finish(choice, finished)
 
     def _finish(self, choice: Choice, finished: Finished) -> None:
+        if choice.done:
+            return
         self._emit(choice, finished)
         choice.done = True
+        with self._wake:
+            self._unfinished -= 1
 
     def _emit(self, choice: Choice, event: Event) -> None:
         if not choice.done:
             with contextlib.suppress(RuntimeError):  # the event loop of the client is closed
                 choice.emit(event)
 
-    def _fail(self) -> None:
+    def _choices(self) -> list[Choice]:
         works = [*self._inbox, *self.waiting, *self.reading]
         rest = [choice for work in works for choice in work.choices]
-        for choice in [*rest, *(choice for choice, _ in self.ready), *self.running.values()]:
+        return [*rest, *(choice for choice, _ in self.ready), *self.running.values()]
+
+    def _fail(self) -> None:
+        for choice in self._choices():
             self._finish(choice, Finished("error", message=self.failure))

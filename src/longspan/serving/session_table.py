@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,8 @@ class Session:
     busy: bool = False
     running: Choice | None = None
     disk_bytes: int = 0
+    files: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while its files are read or written."""
 
     def describe(self) -> dict[str, Any]:
         moment = self.moment
@@ -109,7 +111,9 @@ class Sessions:
     async def load(self, session: Session) -> tuple[Served, Moment]:
         """A session in memory; it is read from its file if it is not there."""
         if session.moment is None:
-            await self._read(session, ("idle", "saved"))
+            async with session.files:
+                if session.moment is None:
+                    await self._read(session, ("idle", "saved"))
         assert session.served is not None
         assert session.moment is not None
         session.used = time.time()
@@ -152,31 +156,29 @@ class Sessions:
         if self.store is None:
             raise _no_folder()
         content = await self.content(session)
-        self._check_disk(len(content))
-        try:
-            await asyncio.to_thread(self.store.write, session.name, "saved", content)
-        except CheckpointError as error:
-            raise ApiError(409, str(error), type=CONFLICT, code="not_saved") from None
-        session.saved, session.dirty, session.disk_bytes = True, False, len(content)
+        self._check_disk(len(content) - session.disk_bytes)
+        async with session.files:
+            try:
+                await asyncio.to_thread(self.store.write, session.name, "saved", content)
+            except CheckpointError as error:
+                raise ApiError(409, str(error), type=CONFLICT, code="not_saved") from None
+            session.saved, session.dirty, session.disk_bytes = True, False, len(content)
 
     async def restore(self, session: Session) -> None:
         """Return to the state that was saved last."""
         if not session.saved:
             raise ApiError(409, f"the session {session.name} was never saved", type=CONFLICT, code="not_saved")
-        before = session.served, session.moment, session.dirty
-        try:
+        async with session.files:
             await self._read(session, ("saved",))
-        except ApiError:
-            session.served, session.moment, session.dirty = before
-            raise
-        assert self.store is not None
-        self.store.remove(session.name, "idle")
-
-    def delete(self, session: Session) -> None:
-        self.table.pop(session.name, None)
-        if self.store is not None:
+            assert self.store is not None
             self.store.remove(session.name, "idle")
-            self.store.remove(session.name, "saved")
+
+    async def delete(self, session: Session) -> None:
+        self.table.pop(session.name, None)
+        async with session.files:
+            if self.store is not None:
+                self.store.remove(session.name, "idle")
+                self.store.remove(session.name, "saved")
 
     def _check_disk(self, size: int) -> None:
         if sum(session.disk_bytes for session in self.table.values()) + size > self.settings.max_disk_bytes:
@@ -188,35 +190,44 @@ class Sessions:
                 retry_after=self.settings.retry_after,
             )
 
-    def spill(self, session: Session) -> None:
-        """Move a session to disk. If that fails it stays in memory."""
-        if self.store is None or session.moment is None or session.served is None or session.busy:
+    async def spill(self, session: Session) -> None:
+        """Move a session to disk. If it is used meanwhile it stays in memory as well."""
+        store, served = self.store, session.served
+        if store is None or served is None:
             return
-        if session.dirty:
-            content = encode(session.moment, session.served.text, session.served.hash)
-            self.store.write(session.name, "idle", content)
-            session.disk_bytes, session.dirty = len(content), False
-        session.moment = None
+        async with session.files:
+            moment = session.moment
+            if moment is None or session.busy:
+                return
+            if session.dirty:
+                content = await asyncio.to_thread(encode, moment, served.text, served.hash)
+                await asyncio.to_thread(store.write, session.name, "idle", content)
+                if session.moment is not moment:
+                    return
+                session.disk_bytes, session.dirty = len(content), False
+            if not session.busy:
+                session.moment = None
 
-    def tidy(self, now: float | None = None) -> None:
+    async def tidy(self, now: float | None = None) -> None:
         """Delete expired sessions; move idle ones, and the oldest if memory is short, to disk."""
         now = time.time() if now is None else now
         for session in sorted(self.table.values(), key=lambda one: one.used):
             if session.busy:
                 continue
             if now - session.used > self.settings.max_session_age:
-                self.delete(session)
+                await self.delete(session)
             elif now - session.used > self.settings.idle_after or self.state_bytes > self.settings.max_state_bytes:
                 try:
-                    self.spill(session)
+                    await self.spill(session)
                 except CheckpointError:
                     return  # the disk is full; they stay in memory
 
-    def close(self) -> None:
-        """Write everything to disk."""
-        for session in self.table.values():
+    async def close(self) -> None:
+        """Write everything to disk. Sessions that cannot be written are lost, the others are not."""
+        for session in list(self.table.values()):
             session.busy = False
-            self.spill(session)
+            with suppress(CheckpointError):
+                await self.spill(session)
 
 
 def _no_folder() -> ApiError:

@@ -88,10 +88,10 @@ async def create(request: Request) -> Response:
                 submit(served.engine, turn.works, server.settings)
                 done = await unless_disconnected(request, turn.works, turn.whole(), server.settings)
         except BaseException:
-            server.sessions.delete(session)
+            await server.sessions.delete(session)
             raise
         if done is None:
-            server.sessions.delete(session)
+            await server.sessions.delete(session)
             return Response(status_code=499)
     return JSONResponse(session.describe(), 201)
 
@@ -189,5 +189,5 @@ async def delete(request: Request, name: str) -> dict[str, Any]:
     session = sessions.find(name)
     if session.busy:
         raise ApiError(409, f"the session {name} is busy; stop it first", type=CONFLICT, code="session_busy")
-    sessions.delete(session)
+    await sessions.delete(session)
     return {"id": name, "object": "session", "deleted": True}

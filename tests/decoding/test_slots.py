@@ -10,7 +10,16 @@ from longspan.checkpoints.states import decode_state, encode_state
 from longspan.config import keys
 from longspan.contract import LanguageModel
 from longspan.decoding.open import open_decoder
-from longspan.decoding.slots import RingSlots, Slots, StateSlots, Stream, WindowSlots, open_slots, rows_are_independent
+from longspan.decoding.slots import (
+    RingSlots,
+    RowSlots,
+    Slots,
+    StateSlots,
+    Stream,
+    WindowSlots,
+    open_slots,
+    rows_are_independent,
+)
 from longspan.models.families import family as find_family
 from tests.contract.conftest import DEPENDS_ON_CUTS, SMALL, VOCABULARY, WITH_MEMORY, WITHOUT_MEMORY
 from tests.support import READING, build
@@ -103,13 +112,17 @@ def test_a_saved_stream_continues_with_the_same_bits(name: str, tmp_path) -> Non
 
 
 def test_the_kinds_of_slots() -> None:
-    kinds = {name: type(open_slots(make(name), 2)) for name in ("plain", "rotary", "lstm", "pointer", "memory-0")}
+    kinds = {
+        name: type(open_slots(make(name), 2))
+        for name in ("plain", "rotary", "lstm", "pointer", "memory-0", "compressive-mean")
+    }
     assert kinds == {
         "plain": RingSlots,
         "rotary": StateSlots,
         "lstm": StateSlots,
         "pointer": StateSlots,
         "memory-0": WindowSlots,
+        "compressive-mean": RowSlots,
     }
 
 

@@ -183,12 +183,35 @@ class StateSlots(Slots):
         return logits[:, -1]
 
 
-class WindowSlots(Slots):
-    """Slots of models without memory. Every row computes its own window, which is wide enough to need no batch."""
+class RowSlots(Slots):
+    """Slots without a batch: every row is computed alone. For states whose size changes from step to step."""
 
     def __init__(self, model: LanguageModel, reading: Reading, width: int) -> None:
         super().__init__(model, reading, width)
-        self.rows: dict[int, tuple[WindowDecoder, int]] = {}
+        self.rows: dict[int, Stream] = {}
+
+    def load(self, slot: int, stream: Stream) -> None:
+        self.rows[slot] = stream
+
+    def stream(self, slot: int) -> Stream:
+        return self.rows[slot].compact()
+
+    def changed(self) -> None:
+        for slot in self.free:
+            self.rows.pop(slot, None)
+
+    def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+        logits: dict[int, Tensor] = {}
+        for slot, stream in self.rows.items():
+            self.rows[slot], found = self.prompt_logits(stream, [int(tokens[slot])])
+            assert found is not None
+            logits[slot] = found[-1]
+        unused = torch.zeros_like(next(iter(logits.values())))
+        return torch.stack([logits.get(slot, unused) for slot in range(self.width)])
+
+
+class WindowSlots(RowSlots):
+    """Slots of models without memory. A row computes its own window, which is wide enough to need no batch."""
 
     def start(self) -> Stream:
         decoder = WindowDecoder(self.model, self.model.initial_state(1, self.reading, trainable=False))
@@ -206,25 +229,6 @@ class WindowSlots(Slots):
             decoder.prefill(row)
         return Stream(decoder.state(), stream.read + len(tokens)), logits
 
-    def load(self, slot: int, stream: Stream) -> None:
-        self.rows[slot] = WindowDecoder(self.model, stream.state), stream.read
-
-    def stream(self, slot: int) -> Stream:
-        decoder, read = self.rows[slot]
-        return Stream(decoder.state(), read)
-
-    def changed(self) -> None:
-        for slot in self.free:
-            self.rows.pop(slot, None)
-
-    def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
-        logits: list[Tensor | None] = [None] * self.width
-        for slot, (decoder, read) in self.rows.items():
-            logits[slot] = decoder.step(tokens[slot : slot + 1])[0]
-            self.rows[slot] = decoder, read + 1
-        some = next(row for row in logits if row is not None)
-        return torch.stack([torch.zeros_like(some) if row is None else row for row in logits])
-
 
 def open_slots(model: LanguageModel, width: int, reading: Reading | None = None) -> Slots:
     """A batch of `width` slots in the fastest form that the model supports."""
@@ -232,8 +236,20 @@ def open_slots(model: LanguageModel, width: int, reading: Reading | None = None)
     if not model.has_memory(reading):
         return WindowSlots(model, reading, width)
     state = model.initial_state(1, reading, trainable=False)
-    kind = StateSlots if model.training or step_layers(model, state) is None else RingSlots
-    return kind(model, reading, width)
+    if not model.training and step_layers(model, state) is not None:
+        return RingSlots(model, reading, width)
+    return (StateSlots if _has_fixed_size(model, reading) else RowSlots)(model, reading, width)
+
+
+@torch.no_grad()
+def _has_fixed_size(model: LanguageModel, reading: Reading) -> bool:
+    """Whether a state of full size keeps its shapes. That of the Compressive Transformer grows until a block of
+    positions is compressed, at the same step in all rows."""
+    state = model.initial_state(1, reading, trainable=False, filled=True)
+    _, after = model(torch.zeros(1, 1, dtype=torch.int64, device=state.length.device), state)
+    return all(
+        new.shape == old.shape for new, old in zip(after.tensors().values(), state.tensors().values(), strict=True)
+    )
 
 
 def rows_are_independent(slots: Slots, steps: int = 2) -> bool:

@@ -11,6 +11,7 @@ import re
 import secrets
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -145,13 +146,15 @@ class Store:
             link = error.errno == errno.ELOOP
             why = "it is a symbolic link" if link else error.strerror
             raise CheckpointError(f"the session {name} cannot be read: {why}") from None
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise CheckpointError(f"the session {name} cannot be read: it is not a regular file")
         with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise CheckpointError(f"the session {name} cannot be read: it is not a regular file")
             return file.read()
 
     def remove(self, name: str, kind: Kind) -> None:
-        self._path(name, kind).unlink(missing_ok=True)
+        with suppress(OSError):  # a folder in its place stays
+            self._path(name, kind).unlink(missing_ok=True)
 
     def _path(self, name: str, kind: Kind) -> Path:
         if not NAME.fullmatch(name):

@@ -162,7 +162,7 @@ def test_cancelled_work_stops_within_one_step(text: TextModel) -> None:
 
 
 def test_a_failure_is_told(text: TextModel) -> None:
-    """Every waiting and running stream ends with an error, the engine refuses work, and it says that it is not alive."""
+    """Every stream ends with an error, the engine refuses work, and it says that it is not alive."""
     engine, events = Engine(text, width=2, rows=2), []  # type: ignore[var-annotated]
     engine._decode = lambda *_: 1 / 0  # type: ignore[assignment, return-value, method-assign]
     engine.submit(*(Work([1], [choice(events.append)]) for _ in range(4)))

@@ -114,7 +114,8 @@ def test_a_client_that_leaves_changes_nothing(client: TestClient) -> None:
 def leave_early(
     client: TestClient, path: str, body: dict[str, Any], after: int = -1, seen: Callable[[bytes], None] | None = None
 ) -> None:
-    """A client that disconnects after some chunks, or acts on them as they arrive. The test client of starlette cannot, so this is the raw ASGI."""
+    """A client that disconnects after some chunks, or acts on them as they arrive. The test client of starlette does
+    neither, so this is the raw ASGI."""
     import anyio
 
     async def run() -> None:
@@ -162,7 +163,7 @@ def test_stop_keeps_what_was_generated(client: TestClient) -> None:
     text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
     read = client.get(f"/v1/sessions/{name}").json()["tokens"] - len("stopping")
-    assert 4 <= read < 300
+    assert 1 <= read < 300
     assert turn(client, fork, max_tokens=read, logprobs=0) == text
     assert turn(client, name, temperature=0) == turn(client, fork, temperature=0)
 
@@ -209,11 +210,7 @@ def test_names_reach_no_file(client: TestClient, folder: Path) -> None:
         for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/restore"), ("POST", "/save"), ("GET", "/state")):
             url = f"/v1/sessions/{name}{path}"
             content = {"json": {}} if method == "POST" else {}
-            try:
-                answer = client.request(method, url, **content)  # type: ignore[arg-type]
-            except Exception as error:  # the client itself refuses some of these
-                assert type(error).__module__.startswith("httpx"), name
-                continue
+            answer = client.request(method, url, **content)  # type: ignore[arg-type]
             if answer.url.path.startswith(f"/v1/sessions/{real}"):
                 continue  # dots that the client resolved
             assert answer.status_code in (404, 405, 422), (name, answer.status_code)

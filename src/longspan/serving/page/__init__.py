@@ -1,8 +1,5 @@
 """The page: its routes and static files."""
 
-from pathlib import Path
+from longspan.serving.page.routes import STATIC, router
 
-from fastapi import APIRouter
-
-STATIC = Path(__file__).parent / "static"
-router = APIRouter()
+__all__ = ["STATIC", "router"]

@@ -34,10 +34,11 @@ class Segment:
     layers: tuple[LayerAttention, ...]
 
     def weights(self, first: int, last: int, layer: int | None, head: int | None) -> Float[Tensor, "L K"]:
-        """Weights by distance of some queries, as the mean over one layer or all, one head or all."""
+        """Weights by distance of queries `first` to `last` of the segment: the mean over one layer or all, one head or
+        all."""
         chosen = self.layers if layer is None else self.layers[layer : layer + 1]
         parts = [
-            (one if head is None else one.head(head)).queries(first - self.begin, last - self.begin).weights()
+            (one if head is None else one.head(head)).queries(first, last).weights()
             for one in chosen
         ]
         return torch.stack([part.mean(dim=0) for part in parts]).mean(dim=0)
@@ -100,13 +101,28 @@ class AttentionLinks:
         self._check(token, layer, head)
         if token == 0:
             return np.zeros(0, np.float32)
-        query = token - 1
-        segment = self._segments[bisect_right(self._segments, query, key=lambda one: one.begin) - 1]
         with torch.inference_mode():
-            by_distance = segment.weights(query, query + 1, layer, head)[0, :token].cpu().numpy()
+            by_distance = self._segment(token).weights(*self._place(token), layer, head)[0, :token].cpu().numpy()
         found = np.zeros(token, np.float32)
         found[token - len(by_distance) :] = by_distance[::-1]
         return found
+
+    def far_shares(self, token: int, beyond: int) -> NDArray[np.float32]:
+        """Per layer and head: the share of the attention that went to tokens more than `beyond` before `token`."""
+        self._check(token, None, None)
+        if token == 0:
+            return np.zeros((self.layers, self.heads), np.float32)
+        with torch.inference_mode():
+            part = [layer.queries(*self._place(token)).weights()[:, 0] for layer in self._segment(token).layers]
+            return torch.stack(part)[:, :, beyond:].sum(dim=2).cpu().numpy()
+
+    def _segment(self, token: int) -> Segment:
+        return self._segments[bisect_right(self._segments, token - 1, key=lambda one: one.begin) - 1]
+
+    def _place(self, token: int) -> tuple[int, int]:
+        """The query of a token in its segment."""
+        query = token - 1 - self._segment(token).begin
+        return query, query + 1
 
     def later(self, token: int, layer: int | None = None, head: int | None = None) -> Weights:
         """The weight that `token` got when `token` + 1, `token` + 2, ... were predicted. Needs the complete text."""
@@ -128,10 +144,10 @@ class AttentionLinks:
         longest = max(one.layers[0].key.shape[1] for one in self._segments)
         found = np.zeros((len(self.ids) - 1, min(longest, self.reading.window or longest)), np.float32)
         for segment in self._segments:
-            begin = segment.begin
-            end = begin + segment.layers[0].query.shape[1]
+            begin, count = segment.begin, segment.layers[0].query.shape[1]
+            end = begin + count
             with torch.inference_mode():
-                weights = segment.weights(begin, end, layer, head).cpu().numpy()[:, : found.shape[1]]
+                weights = segment.weights(0, count, layer, head).cpu().numpy()[:, : found.shape[1]]
             found[begin:end, : weights.shape[1]] = weights
             yield end
         self._kept[layer, head] = found

@@ -73,11 +73,12 @@ class RunningScore:
         return self.nats / math.log(2) / size if size else math.nan
 
     def running_bits(self, points: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Bits per byte from the beginning up to `points` places that are evenly spaced over what was read."""
+        """Bits per byte from the beginning up to `points` places that are evenly spaced over what was read. The first
+        places are left out, where few tokens give large values."""
         scored = self.scored
         if not scored:
             return np.empty(0, np.int64), np.empty(0)
-        places = np.unique(np.linspace(min(scored, 16), scored, points).astype(np.int64))
+        places = np.unique(np.linspace(min(scored, max(16, scored // 12)), scored, points).astype(np.int64))
         bits = self.losses[:scored].cumsum(dtype=np.float64) / math.log(2)
         return self.ends[places], bits[places - 1] / np.maximum(self.ends[places] - self.sizes[0], 1)
 

@@ -17,7 +17,11 @@ from longspan.serving.page.jobs import Job
 from longspan.text_model import TextModel
 
 POINTS = 240
-"""Points of a curve."""
+"""Points of a curve, at most."""
+POINT_BYTES = 48
+"""Bytes per point, at least: fewer are noise."""
+FAR = 32
+"""Tokens back from which attention is called far."""
 RANKED = 25
 PASSAGES = 12
 AROUND = 32
@@ -64,6 +68,7 @@ def look(served: Served, content: str, memory: int | None, most: int) -> Job:
         count = links.read_tokens
         return {
             "tokens": pieces if finished else pieces[:count],
+            "complete": count == len(ids),
             "bits": [None, *_rounded(links.nats[1:count] / math.log(2))],
             "layers": links.layers,
             "heads": links.heads,
@@ -79,9 +84,10 @@ def look(served: Served, content: str, memory: int | None, most: int) -> Job:
 
 def look_at(served: Served, links: AttentionLinks, token: int, layer: int | None, head: int | None) -> dict[str, Any]:
     """The candidates of a token, the weights of the tokens before it, and what it got from later ones."""
-    found: dict[str, Any] = {"token": token, "earlier": None, "later": None}
+    found: dict[str, Any] = {"token": token, "earlier": None, "later": None, "far": None}
     if links.has_attention:
         found["earlier"] = _rounded(links.earlier(token, layer, head), 7)
+        found["far"] = _rounded(links.far_shares(token, FAR))
         if links.read_tokens == len(links.ids) and (links.is_prepared(layer, head) or layer is not None):
             found["later"] = _rounded(links.later(token, layer, head), 7)
     chances = zip(links.candidates[token].tolist(), links.probabilities[token].tolist(), strict=True)
@@ -132,7 +138,7 @@ def measure(served: Served, content: str) -> Job:
     score = RunningScore(text.model, text.tokenizer, text.tokenizer.encode(content), text.reading)
 
     def view(_: bool) -> dict[str, Any]:
-        places, bits = score.curve(POINTS)
+        places, bits = score.curve(max(2, min(POINTS, len(score.data) // POINT_BYTES)))
         return {
             "bytes": len(score.data),
             "bytes_read": score.bytes_read if score.scored else 0,

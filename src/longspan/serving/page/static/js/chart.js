@@ -8,8 +8,8 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 
 export class Chart {
   // `labels`: names of the places 0, 1, 2, ... on the x axis instead of numbers.
-  constructor(container, { x, y, about, labels = null, points = false }) {
-    Object.assign(this, { container, x, y, labels, points, names: [], data: null, plot: null });
+  constructor(container, { x, y, about, labels = null, points = false, range = null }) {
+    Object.assign(this, { container, x, y, labels, points, range, names: [], data: null, plot: null });
     container.setAttribute("role", "figure");
     container.setAttribute("aria-label", about);
     dark.addEventListener("change", () => this.draw());
@@ -44,10 +44,11 @@ export class Chart {
       splits: () => this.labels.map((_, index) => index),
       values: (_, found) => found.map((value) => this.labels[value] ?? ""),
     };
+    const range = this.labels ? [-0.3, this.labels.length - 0.7] : this.range;
     this.plot = new uPlot({
       width: this.width,
       height: 260,
-      scales: { x: { time: false, ...(this.labels ? { range: [-0.3, this.labels.length - 0.7] } : {}) } },
+      scales: { x: { time: false, ...(range ? { range } : {}) } },
       legend: { live: true },
       cursor: { drag: { x: false, y: false } },
       axes: [{ ...axis, label: this.x, labelSize: 22, ...places }, { ...axis, label: this.y, labelSize: 22, size: 52 }],

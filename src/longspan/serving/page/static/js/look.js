@@ -1,10 +1,11 @@
 // Look: attention from and to a token.
 
 import { Job, post } from "./api.js";
-import { $, count, fail, guarded, make, number, option, percent, place, plain, shown } from "./dom.js";
+import { $, count, fail, guarded, make, number, option, percent, place, shown } from "./dom.js";
 import { TokenText } from "./tokens.js";
 
-const LISTED = 8;
+const LISTED = 7;
+const FAR = 2048; // a memory that reaches farther than most models were trained with
 const LEAST = 0.02; // of the largest weight; smaller ones are not marked
 
 export class Look {
@@ -44,7 +45,8 @@ export class Look {
     this.job = null;
     const { reading, memory_can_change: free } = this.app.model;
     const own = free ? `model's own (${reading.memory})` : "model's own";
-    $("look-memory").replaceChildren(option("", own), ...(free ? [0, 64, 512, 2048, 4096].map((size) => option(size)) : []));
+    $("look-memory").replaceChildren(option("", own), ...(free ? [0, 64, 512, FAR, 4096].map((size) => option(size, size.toLocaleString("en"))) : []));
+    if (free && reading.memory < FAR) $("look-memory").value = String(FAR);
     this.clear();
   }
 
@@ -85,14 +87,14 @@ export class Look {
     bar.value = done / total;
     const before = this.tokens.length;
     this.tokens = result.tokens;
-    this.text.append(result.tokens.slice(before).map((text, k) => ({ text, bits: result.bits[before + k] })));
+    this.text.append(result.tokens.slice(before).map((text) => ({ text, bits: null })));
     if (!this.result) this.describe(result);
     this.result = result;
     if (before === 0) $("look-text").scrollTop = 0;
-    if (state === "finished") {
+    if (result.complete && this.text.selected === null) this.suggest();
+    else if (state === "finished") {
       this.found.clear(); // what later tokens attended to is known now
-      if (this.text.selected === null) this.suggest();
-      else this.point(this.text.selected, true);
+      this.point(this.text.selected, true);
     }
   }
 
@@ -110,8 +112,8 @@ export class Look {
 
   // Something to see at once: a token in the second half that looks far back.
   suggest() {
-    const at = this.tokens.join("").lastIndexOf("llisworth");
-    const index = at > 0 ? this.indexAt(at) : this.tokens.length - 1;
+    const at = this.tokens.join("").lastIndexOf("Ellisworth");
+    const index = at > 0 ? this.indexAt(at + 4) : this.tokens.length - 1;
     if (index > 0) {
       this.point(index);
       this.text.reveal(index);
@@ -146,7 +148,7 @@ export class Look {
     }
   }
 
-  showToken(index, { earlier, later, candidates }) {
+  showToken(index, { earlier, later, candidates, far }) {
     this.present = { index, earlier: earlier ?? [], later: later ?? [] };
     const marks = [];
     for (const [weights, first, name] of [[earlier, 0, "w-earlier"], [later, index + 1, "w-later"]]) {
@@ -160,8 +162,9 @@ export class Look {
     this.drawStrip();
     this.sentence(index, earlier);
     this.listCandidates(candidates);
-    this.list("look-earlier", earlier, 0, index, "tokens back");
-    this.list("look-later", later, index + 1, index, "tokens later");
+    this.showHeads(far ?? []);
+    this.list("look-earlier", earlier, 0, index, "back");
+    this.list("look-later", later, index + 1, index, "later");
   }
 
   sentence(index, earlier) {
@@ -184,14 +187,47 @@ export class Look {
         make("span", { className: "number" }, percent(probability)))));
   }
 
+  // One button per head: the share of its attention that goes far back.
+  showHeads(far) {
+    const [layer, head] = [$("look-layer").value, $("look-head").value];
+    $("look-heads").tBodies[0].replaceChildren(...far.map((heads, n) => make("tr", {}, make("th", { scope: "row" }, String(n + 1)), ...heads.map((share, h) => {
+      const button = make("button", { className: "w-earlier", ariaLabel: `Layer ${n + 1}, head ${h + 1}: ${percent(share)}` }, percent(share));
+      const chosen = layer === String(n) && head === String(h);
+      button.setAttribute("aria-pressed", String(chosen));
+      button.style.setProperty("--w", Math.sqrt(share).toFixed(3));
+      button.addEventListener("click", () => {
+        $("look-layer").value = chosen ? "" : n;
+        $("look-head").value = chosen ? "" : h;
+        this.point(this.shownToken, true);
+      });
+      return make("td", {}, button);
+    }))));
+  }
+
+  // The weights of whole words, or the list would be full of the parts of one. Earlier weights add up to 1, so they are
+  // added; each later weight is of another prediction, so the largest counts.
+  words(weights, first, add) {
+    const found = [];
+    weights.forEach((weight, k) => {
+      const token = this.tokens[first + k];
+      if (!found.length || /^\s/.test(token)) found.push({ begin: first + k, end: first + k, weight: 0 });
+      const word = found.at(-1);
+      word.end = first + k + 1;
+      word.weight = add ? word.weight + weight : Math.max(word.weight, weight);
+    });
+    return found.filter((word) => word.weight >= 0.001).sort((a, b) => b.weight - a.weight).slice(0, LISTED);
+  }
+
   list(id, weights, first, from, words) {
-    const ranked = (weights ?? []).map((weight, k) => [weight, first + k]).filter(([weight]) => weight >= 0.0005)
-      .sort((a, b) => b[0] - a[0]).slice(0, LISTED);
-    const around = (begin, end) => plain(this.tokens.slice(Math.max(begin, 0), Math.max(end, 0)).join(""));
+    const ranked = this.words(weights ?? [], first, first < from);
+    const around = (begin, end) => this.tokens.slice(Math.max(begin, 0), Math.max(end, 0)).join("");
     const empty = weights ? "None." : this.result.layers ? "Known when the whole text was read." : "This family has none to show.";
-    $(id).replaceChildren(...(ranked.length ? ranked.map(([weight, at]) => make("li", {},
-      place(around(at - 12, at), shown(this.tokens[at]), around(at + 1, at + 10)),
-      make("span", {}, percent(weight), " ", make("small", {}, `${count(Math.abs(from - at))} ${words}`)))) : [make("li", {}, empty)]));
+    $(id).replaceChildren(...(ranked.length ? ranked.map(({ begin, end, weight }) => {
+      const go = make("button", { className: "where" });
+      go.append(...place(around(begin - 14, begin), around(begin, end), around(end, end + 14)).childNodes);
+      go.addEventListener("click", () => this.text.reveal(begin));
+      return make("li", {}, go, make("span", {}, percent(weight), " ", make("small", {}, `${count(Math.abs(from - begin))} ${words}`)));
+    }) : [make("li", {}, empty)]));
   }
 
   drawStrip() {

@@ -11,7 +11,7 @@ export class Status {
     this.app = app;
     this.history = [];
     this.before = null;
-    this.chart = new Chart($("status-chart"), { x: "seconds ago", y: "tokens/s", about: "Tokens per second over the last two minutes" });
+    this.chart = new Chart($("status-chart"), { x: "seconds", y: "tokens/s", range: [-SECONDS, 0], about: "Tokens per second over the last two minutes" });
   }
 
   start() {
@@ -50,7 +50,8 @@ export class Status {
     ];
     $("status-numbers").replaceChildren(...facts.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
     this.chart.update(["written", "read"], [0, 1, 2].map((k) => this.history.map((row) => (k ? row[k] : Math.round(row[0] - now)))));
-    $("status-sessions").tBodies[0].replaceChildren(...state.recent.map((session) => make("tr", {},
+    const none = make("tr", {}, make("td", { colSpan: 4 }, "No sessions. Write something first."));
+    $("status-sessions").tBodies[0].replaceChildren(...(state.recent.length ? [] : [none]), ...state.recent.map((session) => make("tr", {},
       make("td", { className: "number" }, session.tokens === null ? "–" : count(session.tokens)),
       make("td", { className: "number" }, bytes(session.state_bytes)),
       make("td", {}, session.busy ? "running" : session.in_memory ? "memory" : "disk", session.saved ? ", saved" : ""),

@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--model", default=None, help="default: the bundled model")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--width", type=int, default=8)
+    parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--steps", type=int, default=12, help="tokens per stream and round")
     parser.add_argument("--rounds", type=int, default=5)

@@ -65,6 +65,25 @@ def test_openai_completions_and_streams(address: str) -> None:
         client.completions.create(model="other", prompt="a")
 
 
+def test_lm_eval_gives_the_losses_of_direct_scoring(address: str, text: TextModel) -> None:
+    """lm-eval's own client: tokens from the server, echo, log-probabilities. Pairs of sentences as in BLiMP."""
+    completions = pytest.importorskip("lm_eval.models.openai_completions")
+    pytest.importorskip("tenacity")
+    pytest.importorskip("aiohttp")
+    from lm_eval.api.instance import Instance
+
+    model = completions.LocalCompletionsAPI(base_url=f"{address}/v1/completions", model="tiny", num_concurrent=1)
+    assert model.tokenizer_backend == "remote"
+    pairs = [("", "The cats sleep."), ("", "The cats sleeps."), ("Who did", " she see?"), ("é", "à la carte")]
+    asked = [Instance("loglikelihood", {}, pair, n) for n, pair in enumerate(pairs)]
+    for (context, continuation), (found, is_greedy) in zip(pairs, model.loglikelihood(asked), strict=True):
+        start = (context or "\n").encode()
+        losses = text.score(start + continuation.encode()).losses
+        assert losses is not None
+        assert found == pytest.approx(-float(losses[len(start) - 1 :].sum()), abs=1e-4)
+        assert not is_greedy
+
+
 def test_openai_retries_after_429(address: str) -> None:
     """The server is full for a while: refused at once with Retry-After, and the client tries again until it is not."""
     client = connect(address, max_retries=0)
@@ -129,7 +148,8 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from longspan.cli.main import run
-sys.exit(run(["serve", sys.argv[1], "--port", "0", "--sessions", sys.argv[2], "--width", "2", "--rows", "2", "--grace", "0.2"]))
+limits = ["--width", "2", "--rows", "2", "--grace", "0.2"]
+sys.exit(run(["serve", sys.argv[1], "--port", "0", "--sessions", sys.argv[2], *limits]))
 """
 
 

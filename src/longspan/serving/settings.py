@@ -17,7 +17,7 @@ class Settings:
     allowed_hosts: tuple[str, ...] = ()
     """Names besides the local ones that a Host header may have."""
     api_key: str | None = field(default=None, repr=False)
-    width: int = 8
+    width: int = 16
     """Rows per batch. Fixed, because rounding depends on it."""
     rows: int = 32
     """Streams that are decoded at the same time."""

@@ -34,8 +34,11 @@ def serve(
         typer.Option("--sessions", metavar="FOLDER", help="Folder of saved and idle sessions. Default: in the cache."),
     ] = None,
     rows: Annotated[int, typer.Option("--rows", help="Streams that are decoded at the same time.")] = 32,
-    width: Annotated[int, typer.Option("--width", help="Rows per batch. Outputs depend on it by rounding.")] = 8,
+    width: Annotated[int, typer.Option("--width", help="Rows per batch. Outputs depend on it by rounding.")] = 16,
     queue: Annotated[int, typer.Option("--queue", help="Streams that may wait for a row.")] = 64,
+    grace: Annotated[
+        float, typer.Option("--grace", help="Seconds for running requests to finish after SIGTERM.")
+    ] = 10.0,
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
     threads: Threads = 0,
@@ -58,6 +61,7 @@ def serve(
         rows=rows,
         width=width,
         queue=queue,
+        shutdown_timeout=grace,
         state_folder=sessions or cache_folder() / "sessions",
     )
     where = machine(device, dtype, threads)

@@ -30,7 +30,7 @@ class Closed(Exception):
 class Engine:
     """`submit` work, then run `step` until it returns False, or `start` a thread that does."""
 
-    def __init__(self, text: TextModel, *, width: int = 8, rows: int = 32, queue: int = 64) -> None:
+    def __init__(self, text: TextModel, *, width: int = 16, rows: int = 32, queue: int = 64) -> None:
         self.text, self.rows, self.queue = text, rows, queue
         first = open_slots(text.model, width)
         if not rows_are_independent(first):
@@ -171,6 +171,7 @@ class Engine:
         elif tokens:
             stream, logits = slots.prompt_logits(stream, tokens)
             assert logits is not None
+            assert work.prompt_logprobs is not None
             if not work.found:
                 work.found.append(TokenLogprob(work.tokens[0], None))
             following = work.tokens[work.read + 1 : work.read + 1 + len(tokens)]

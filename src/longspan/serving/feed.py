@@ -23,7 +23,11 @@ class Feed:
 
     def emitter(self, index: int) -> Callable[[Event], None]:
         """What choice `index` calls from the thread of the engine."""
-        return lambda event: self.loop.call_soon_threadsafe(self.queue.put_nowait, (index, event))
+
+        def emit(event: Event) -> None:
+            self.loop.call_soon_threadsafe(self.queue.put_nowait, (index, event))
+
+        return emit
 
     async def events(self, choices: int) -> AsyncIterator[tuple[int, Event]]:
         """Every event until all choices have finished. An error of the engine is raised."""

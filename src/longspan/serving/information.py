@@ -60,11 +60,15 @@ async def detokenize(request: Request) -> dict[str, Any]:
 async def tokenizer_info(request: Request, model: str | None = None) -> dict[str, Any]:
     served = server_of(request).models.find(model)
     tokenizer = served.text.tokenizer
+    end = tokenizer.document_end_id
     return {
         "model": served.name,
         "kind": tokenizer.kind,
         "unit": tokenizer.unit,
         "size": tokenizer.size,
-        "document_end_id": tokenizer.document_end_id,
+        "document_end_id": end,
+        "eos_token": None if end is None else tokenizer.decode([end]),
+        "bos_token": tokenizer.decode(served.encode("")),
+        "pad_token": None,
         "fingerprint": tokenizer.fingerprint,
     }

@@ -1,6 +1,6 @@
 """The requests of the API. Unknown parameters are refused by name; values are not converted."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -69,6 +69,8 @@ class ScoreRequest(Strict):
 class TokenizeRequest(Strict):
     model: Annotated[str, Field(max_length=256)] | None = None
     prompt: str
+    add_special_tokens: Literal[False] = False
+    """Only false: no tokenizer here adds tokens to a prompt."""
 
 
 class DetokenizeRequest(Strict):

@@ -11,6 +11,7 @@ import uvicorn
 
 from longspan.errors import ConfigError
 from longspan.serving.app import create_app
+from longspan.serving.protocol import protocol_with_timeout
 from longspan.serving.server import Server
 from longspan.serving.settings import Settings
 from longspan.text_model import TextModel
@@ -48,7 +49,7 @@ def serve(texts: Mapping[str, TextModel], settings: Settings, announce: Callable
     with _bound(settings) as bound:
         config = uvicorn.Config(
             app,
-            http="h11",
+            http=protocol_with_timeout(settings.header_timeout),
             loop="asyncio",
             ws="none",
             log_level="warning",

@@ -124,7 +124,7 @@ def _score(served: Served, ids: Any, asked: ScoreRequest, stop: threading.Event)
 def words(pieces: list[bytes], losses: list[float | None]) -> list[dict[str, Any]]:
     """The loss of every word: the sum over the tokens that begin in it. The white space before a word belongs to it."""
     text = b"".join(pieces)
-    found = [
+    found: list[dict[str, Any]] = [
         {"text": match[0].decode("utf-8", errors="replace"), "begin": match.start(), "end": match.end(), "nats": 0.0}
         for match in WORD.finditer(text)
     ]

@@ -26,6 +26,8 @@ router = APIRouter(prefix="/v1/sessions")
 class Continuation(Completion):
     """One turn of a session. The session changes when the turn is complete; a turn that breaks off changes nothing."""
 
+    request: ContinueRequest
+
     def __init__(self, request: ContinueRequest, served: Served, session: Session, table: Sessions) -> None:
         self.request, self.served, self.session, self.table = request, served, session, table
         self.n = self.best_of = self.count = 1

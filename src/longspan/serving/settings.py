@@ -17,7 +17,7 @@ class Settings:
     allowed_hosts: tuple[str, ...] = ()
     """Names besides the local ones that a Host header may have."""
     api_key: str | None = field(default=None, repr=False)
-    width: int = 8
+    width: int = 16
     """Rows per batch. Fixed, because rounding depends on it."""
     rows: int = 32
     """Streams that are decoded at the same time."""
@@ -35,6 +35,8 @@ class Settings:
     max_upload: int = 512 << 20
     """A session from another machine."""
     max_header: int = 16 << 10
+    header_timeout: float = 10.0
+    """Time to send the headers of the first request of a connection."""
     body_timeout: float = 20.0
     """Time to send a body."""
     request_timeout: float = 3600.0

@@ -37,10 +37,7 @@ class Segment:
         """Weights by distance of queries `first` to `last` of the segment: the mean over one layer or all, one head or
         all."""
         chosen = self.layers if layer is None else self.layers[layer : layer + 1]
-        parts = [
-            (one if head is None else one.head(head)).queries(first, last).weights()
-            for one in chosen
-        ]
+        parts = [(one if head is None else one.head(head)).queries(first, last).weights() for one in chosen]
         return torch.stack([part.mean(dim=0) for part in parts]).mean(dim=0)
 
 

@@ -188,8 +188,8 @@ def _place(data: bytes, begin: int, end: int) -> dict[str, Any]:
     }
 
 
-def _rounded(values: Any, digits: int = 4) -> list[float]:
-    found: list[float] = np.asarray(values, np.float64).round(digits).tolist()
+def _rounded(values: Any, digits: int = 4) -> list[Any]:
+    found: list[Any] = np.asarray(values, np.float64).round(digits).tolist()
     return found
 
 

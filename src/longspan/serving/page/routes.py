@@ -22,6 +22,8 @@ MOST_LOOKED_AT = 4096
 """Tokens of a text whose attention is shown."""
 MOST_COMPARED = 20_000
 MOST_MEASURED = 1_000_000
+FORGET_TIMEOUT = 10.0
+"""Seconds that a session may take to stop before it is deleted."""
 SAMPLE = 50_000
 """Bytes that the bits against memory length are measured on."""
 MEMORIES = (0, 64, 128, 256, 512, 1024, 2048)
@@ -53,6 +55,10 @@ class CompareRequest(Strict):
 class MeasureRequest(Strict):
     model: Name | None = None
     text: Text
+
+
+class ForgetRequest(Strict):
+    sessions: Annotated[list[Name], Field(max_length=256)]
 
 
 @router.get("/")
@@ -141,6 +147,24 @@ async def memory(request: Request) -> Response:
     served = server_of(request).models.find(asked.model)
     _check_size(asked.text, MOST_MEASURED)
     return await _start(request, lambda: analyses.memory_curve(served, asked.text, MEMORIES, SAMPLE))
+
+
+@router.post("/page/forget")
+async def forget(request: Request) -> dict[str, int]:
+    """Delete sessions that are no longer needed, running ones too; unknown names are ignored."""
+    table = server_of(request).sessions
+    asked = await parse(request, ForgetRequest)
+    found = [table.table[name] for name in asked.sessions if name in table.table]
+    for session in found:
+        if session.running is not None:
+            session.running.stop_now = "stop"
+    for session in found:
+        end = time.monotonic() + FORGET_TIMEOUT
+        while session.busy and time.monotonic() < end:
+            await asyncio.sleep(0.05)
+        if not session.busy:
+            await table.delete(session)
+    return {"deleted": sum(session.name not in table.table for session in found)}
 
 
 @router.get("/page/jobs/{name}")

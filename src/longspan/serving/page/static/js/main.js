@@ -20,7 +20,8 @@ class App {
     Object.assign(this, { write: new Write(this), look: new Look(this), compare: new Compare(this), measure: new Measure(this), status: new Status(this) });
     this.describe();
     this.onModel(() => this.write.restart(this.write.node.wholeText));
-    this.write.restart(example.slice(0, example.lastIndexOf("\n\n", START) + 2));
+    const end = example.lastIndexOf("\n\n", START) + 2;
+    this.write.restart(example.slice(0, end > 2 ? end : START));
     for (const name of NAMES) {
       $(`tab-${name}`).addEventListener("click", () => this.open(name));
       $(`tab-${name}`).addEventListener("keydown", (event) => this.key(event, name));

@@ -30,7 +30,6 @@ export class Write {
 
   // Starts again with a text of the user.
   restart(text, edit = false) {
-    this.stop();
     this.forget();
     this.root = new Node(null);
     this.show(new Node(this.root, text ? [{ text, given: true }] : []));
@@ -38,15 +37,14 @@ export class Write {
     else this.edit(false);
   }
 
+  // Deletes the sessions of this tree that were not saved.
   forget() {
-    for (const node of this.root?.nodes ?? []) {
-      if (node.session && !this.kept.has(node.session)) this.drop(node.session);
-    }
+    this.drop((this.root?.nodes ?? []).map((node) => node.session));
   }
 
-  // A busy session ends with its connection.
-  drop(session) {
-    send("DELETE", `/v1/sessions/${session}`, undefined, { keepalive: true }).catch(() => {});
+  drop(sessions) {
+    const names = sessions.filter((name) => name && !this.kept.has(name));
+    if (names.length) send("POST", "/page/forget", { sessions: names }, { keepalive: true }).catch(() => {});
   }
 
   show(node) {
@@ -137,7 +135,8 @@ export class Write {
       if (ready) this.add(node, { text: ready, bits: 0 });
     } finally {
       node.busy = false;
-      if (tree === this.root) {
+      if (tree !== this.root) this.drop([node.session]); // a new text was started meanwhile
+      else {
         this.showTree();
         if (this.text.selected === null) this.showDetail(null);
       }
@@ -156,7 +155,13 @@ export class Write {
     const [chosen, index] = this.text.selected === null ? [this.node, this.node.items.length - 1] : this.places[this.text.selected];
     if (chosen.busy) throw new Error("this branch is still being written; stop it first");
     const base = chosen.split(index + 1);
-    await this.session(base);
+    base.busy = true;
+    this.showTree();
+    try {
+      await this.session(base);
+    } finally {
+      base.busy = false;
+    }
     const first = new Node(base);
     const made = base.children.length > 1 ? [first] : [first, new Node(base)];
     this.show(first);
@@ -178,7 +183,13 @@ export class Write {
 
   async continueEdited() {
     const [base, rest] = this.node.branch($("write-edited").value);
-    const node = new Node(base, rest ? [{ text: rest, given: true }] : []);
+    const given = rest ? [{ text: rest, given: true }] : [];
+    const reused = base.parent && !base.items.length && !base.children.length;
+    const node = reused ? base : new Node(base, given);
+    if (reused) {
+      if (node.session) this.drop([node.session]);
+      Object.assign(node, { items: given, session: null });
+    }
     this.edit(false);
     this.show(node);
     await this.generate(node);

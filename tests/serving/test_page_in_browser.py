@@ -300,7 +300,7 @@ def test_compare_memories_and_models(open_page: Open, text: TextModel) -> None:
 
 def test_measure_a_dropped_text(open_page: Open, text: TextModel, tmp_path: Path) -> None:
     page = open_page("measure")
-    content = SHORT * 8 + "Zq#xv kkw!! 0xFF9 zzzyx qqpwx vvkzz jjxqz " + SHORT * 8
+    content = SHORT * 3 + "Zq#xv kkw!! 0xFF9 zzzyx qqpwx vvkzz jjxqz " + SHORT * 3
     page.evaluate(
         """content => {
             const data = new DataTransfer();

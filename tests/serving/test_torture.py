@@ -129,7 +129,7 @@ def test_overload_is_refused_quickly(text: TextModel) -> None:
         assert client.get("/health").status_code == 200
         engine = app.state.server.models.find(None).engine
         threading.excepthook, before = lambda _: None, threading.excepthook
-        engine._decode = None
+        engine._launch = None
         answer = client.post("/v1/completions", json={"prompt": "a"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "generation_failed")
         engine._thread.join(5)

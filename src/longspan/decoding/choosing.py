@@ -74,8 +74,9 @@ class ChoosingRow:
             self.counts[token] = self.counts.get(token, 0) + 1
 
 
-def choose(logits: Float[Tensor, "B V"], rows: Sequence[ChoosingRow | None]) -> list[int]:
-    """The next token of every row, or -1 where the largest logit is not finite; -1 for rows that are None.
+def choose(logits: Float[Tensor, "B V"], rows: Sequence[ChoosingRow | None]) -> Int[Tensor, "B"]:
+    """The next token of every row, or -1 where the largest logit is not finite. Rows that are None draw nothing, and
+    their tokens mean nothing.
 
     Inversion of the cumulative distribution: one random number per row, drawn on the host.
     """
@@ -95,8 +96,7 @@ def choose(logits: Float[Tensor, "B V"], rows: Sequence[ChoosingRow | None]) -> 
         greedy = torch.tensor([one.temperature == 0 for one in settings], device=logits.device)
         chosen = torch.where(greedy, chosen, drawn)
     broken = ~largest[:, 0].isfinite()
-    found = chosen.masked_fill(broken, -1).tolist()
-    return [-1 if row is None else token for row, token in zip(rows, found, strict=True)]
+    return chosen.masked_fill(broken, -1)
 
 
 def _drawn(below: Float[Tensor, "B V"], settings: Sequence[Choosing], uniform: Sequence[float]) -> Int[Tensor, "B"]:

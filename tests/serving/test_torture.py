@@ -97,6 +97,28 @@ def test_clients_that_leave(busy: TestClient) -> None:
         assert max(sizes[2:]) < 1.05 * sizes[1]
 
 
+@pytest.mark.torture
+def test_memory_stays_flat(busy: TestClient) -> None:
+    """64 sessions continue for LONGSPAN_SOAK minutes (default 1; 30 for a release). After the first fifth the resident
+    memory stays within 5%, and no session sees the text of another: each knows one letter only."""
+    minutes = float(os.environ.get("LONGSPAN_SOAK", "1"))
+    began, sizes = time.monotonic(), []
+    end = began + 60 * minutes
+
+    def run(number: int) -> None:
+        token, name = 97 + number % 26, create(busy, prompt="abc", seed=number)
+        while time.monotonic() < end:
+            text = turn(busy, name, max_tokens=20, logit_bias={str(token): 100.0})
+            assert set(text) == {chr(token)}
+            if number == 0 and time.monotonic() > began + 12 * minutes:
+                sizes.append(resident())
+
+    with ThreadPoolExecutor(64) as pool:
+        list(pool.map(run, range(64)))
+    assert len(sizes) > 5
+    assert max(sizes) < 1.05 * min(sizes)
+
+
 def resident() -> int:
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGESIZE")

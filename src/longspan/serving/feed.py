@@ -105,8 +105,6 @@ class EventStream(Response):
         self.events, self.works, self.settings, self.closed = events, works, settings, closed
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]
-        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
         sending = asyncio.ensure_future(self._send(send))
         gone = asyncio.ensure_future(_disconnected(Request(scope, receive)))
         try:
@@ -124,6 +122,9 @@ class EventStream(Response):
             self.closed()
 
     async def _send(self, send: Any) -> None:
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]
+        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
+
         async def line(data: str) -> None:
             await send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})
 

@@ -31,7 +31,7 @@ class Closed(Exception):
 class _Step(NamedTuple):
     """A step of one batch: the logits and the next tokens, which may still be computed."""
 
-    index: int
+    batch: int
     choices: list[Choice | None]
     logits: torch.Tensor
     chosen: torch.Tensor
@@ -253,7 +253,7 @@ class Engine:
     def _collect(self, step: "_Step") -> None:
         for slot, (choice, token) in enumerate(zip(step.choices, step.chosen.tolist(), strict=True)):
             if choice is not None:
-                self._advance((step.index, slot), choice, token, step.logits[slot])
+                self._advance((step.batch, slot), choice, token, step.logits[slot])
 
     def _advance(self, place: tuple[int, int], choice: Choice, token: int, logits: torch.Tensor) -> None:
         """One new token of a choice: its text, its log-probability and whether it is the last."""

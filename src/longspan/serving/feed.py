@@ -66,7 +66,7 @@ async def unless_disconnected(
 ) -> Any | None:
     """The answer, or None if the client leaves before. The works are cancelled then, and after an error or timeout."""
     waiting = asyncio.ensure_future(answer)
-    gone = asyncio.ensure_future(_disconnected(request))
+    gone = asyncio.ensure_future(disconnected(request))
     try:
         await asyncio.wait({waiting, gone}, timeout=settings.request_timeout, return_when=asyncio.FIRST_COMPLETED)
         if waiting.done():
@@ -83,7 +83,8 @@ async def unless_disconnected(
             task.cancel()
 
 
-async def _disconnected(request: Request) -> None:
+async def disconnected(request: Request) -> None:
+    """Returns when the client has left."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -106,7 +107,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         sending = asyncio.ensure_future(self._send(send))
-        gone = asyncio.ensure_future(_disconnected(Request(scope, receive)))
+        gone = asyncio.ensure_future(disconnected(Request(scope, receive)))
         try:
             timeout = self.settings.request_timeout
             await asyncio.wait({sending, gone}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)

@@ -5,11 +5,16 @@ import math
 import pytest
 import torch
 
-from longspan.decoding.choosing import Choosing, ChoosingRow, Draws, choose
+from longspan.decoding.choosing import Choosing, ChoosingRow, Draws, plan
+from longspan.decoding.choosing import choose as choose_planned
 from longspan.decoding.sampling import Sampling
 from longspan.errors import ConfigError
 
 LOGITS = torch.tensor([0.3, 2.0, -1.0, 1.2, 0.0])
+
+
+def choose(logits: torch.Tensor, rows: list[ChoosingRow | None]) -> torch.Tensor:
+    return choose_planned(logits, plan(rows, logits.device))
 
 
 def row(seed: int = 0, **settings: object) -> ChoosingRow:

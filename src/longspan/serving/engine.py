@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from longspan.decoding.choosing import choose
+from longspan.decoding.choosing import choose, plan, to_device
 from longspan.decoding.slots import Slots, Stream, open_slots, rows_are_independent
 from longspan.serving.statistics import Statistics
 from longspan.serving.work import Choice, Event, Finished, Piece, Prompt, Reason, TokenLogprob, Work
@@ -246,14 +246,15 @@ class Engine:
 
     def _launch(self, index: int, batch: Slots) -> "_Step":
         choices = [self.running.get((index, slot)) for slot in range(batch.width)]
-        tokens = torch.tensor([0 if c is None else c.pending for c in choices], device=batch.device)
+        tokens = to_device([0 if c is None else c.pending for c in choices], batch.device)
+        planned = plan([None if c is None else c.row for c in choices], batch.device)
         logits = batch.step(tokens)[:, : self.known]
-        return _Step(index, choices, logits, choose(logits, [None if c is None else c.row for c in choices]))
+        return _Step(index, choices, logits, choose(logits, planned))
 
     def _collect(self, step: "_Step") -> None:
         for slot, (choice, token) in enumerate(zip(step.choices, step.chosen.tolist(), strict=True)):
             if choice is not None:
-                self._advance((step.batch, slot), choice, token, step.logits[slot])
+                self._advance((step.batch, slot), choice, token, step.logits)
 
     def _advance(self, place: tuple[int, int], choice: Choice, token: int, logits: torch.Tensor) -> None:
         """One new token of a choice: its text, its log-probability and whether it is the last."""
@@ -270,7 +271,7 @@ class Engine:
         choice.since = now
         logprob = None
         if choice.logprobs is not None:
-            logprob = self._logprobs(logits[None], [token], choice.logprobs)[0]
+            logprob = self._logprobs(logits[place[1] : place[1] + 1], [token], choice.logprobs)[0]
         ended = token == self.text.tokenizer.document_end_id
         text = "" if ended else choice.text.push(self._bytes_of(token))
         self._emit(choice, Piece(text, token, logprob))

@@ -10,6 +10,7 @@ from longspan.checkpoints.states import decode_state, encode_state
 from longspan.config import keys
 from longspan.contract import LanguageModel
 from longspan.decoding.open import open_decoder
+from longspan.decoding.ring import FusedRingDecoder
 from longspan.decoding.slots import (
     RingSlots,
     RowSlots,
@@ -27,12 +28,14 @@ from tests.support import READING, build
 MODELS = {**WITH_MEMORY, **DEPENDS_ON_CUTS, **WITHOUT_MEMORY}
 WIDTH = 4
 FEW = ["plain", "same-length-clamp", "convolution-same-length", "pointer", "lstm", "compressive-mean", "sinusoid"]
+GPU = {"same-length-clamp-0": ("transformer-xl", {"memory": 9, "same_length": True, "clamp": 4})}
+"""Without a discount, so that the kernels apply."""
 NAMES = [name if name in FEW else pytest.param(name, marks=pytest.mark.torture) for name in MODELS]
 """One of every kind in the suite, all of them in `make torture`."""
 
 
 def make(name: str) -> LanguageModel:
-    family, values = MODELS[name]
+    family, values = (MODELS | GPU)[name]
     known = {*keys(find_family(family).Config), *READING}
     torch.manual_seed(1)
     model = build(family, {key: value for key, value in SMALL.items() if key in known} | values).eval()
@@ -64,7 +67,7 @@ def decode(slots: Slots, stream: Stream, tokens: list[int], *, crowded: int = 0)
             others.append(slots.join(after(slots, slots.start(), text(source.randrange(99), source.randrange(1, 30)))))
         elif crowded and source.random() < 0.4 and others:
             slots.leave(others.pop(source.randrange(len(others))))
-        row = torch.tensor(text(source.randrange(10**6), slots.width))
+        row = torch.tensor(text(source.randrange(10**6), slots.width), device=slots.device)
         row[own] = token
         found.append(slots.step(row)[own].clone())
     end = slots.stream(own)
@@ -76,7 +79,8 @@ def decode(slots: Slots, stream: Stream, tokens: list[int], *, crowded: int = 0)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_stream_equals_the_decoder_of_the_family(name: str) -> None:
     model = make(name)
-    slots, prompt, tokens = open_slots(model, WIDTH), text(1, 19), text(2, 45)
+    # Long enough for the ring to wrap: most have 41 slots.
+    slots, prompt, tokens = open_slots(model, WIDTH), text(1, 30), text(2, 18)
     found, _ = decode(slots, after(slots, slots.start(), prompt), tokens, crowded=5)
     decoder = open_decoder(model)
     decoder.prefill(torch.tensor([prompt]))
@@ -88,8 +92,8 @@ def test_a_stream_equals_the_decoder_of_the_family(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_other_streams_change_no_bit(name: str) -> None:
     model = make(name)
-    slots, tokens = open_slots(model, WIDTH), text(3, 35)
-    stream = after(slots, slots.start(), text(4, 11))
+    slots, tokens = open_slots(model, WIDTH), text(3, 20)
+    stream = after(slots, slots.start(), text(4, 27))
     alone, end = decode(slots, stream, tokens)
     for crowded in (1,):
         found, other_end = decode(slots, stream, tokens, crowded=crowded)
@@ -104,10 +108,12 @@ def test_a_saved_stream_continues_with_the_same_bits(name: str, tmp_path) -> Non
     """Through a file, at a moment at which the ring has wrapped, with a prompt in between."""
     model = make(name)
     slots = open_slots(model, WIDTH)
-    _, stream = decode(slots, after(slots, slots.start(), text(5, 13)), text(6, 33))
+    _, stream = decode(
+        slots, after(slots, slots.start(), text(5, 13)), text(6, 33 if isinstance(slots, RingSlots) else 6)
+    )
     state, _ = decode_state(encode_state(stream.state, model_hash="a"), tmp_path, model, model_hash="a")
     restored = Stream(state, stream.read)
-    found = [decode(slots, after(slots, one, text(7, 9)), text(8, 20))[0] for one in (stream, restored)]
+    found = [decode(slots, after(slots, one, text(7, 9)), text(8, 8))[0] for one in (stream, restored)]
     assert torch.equal(*found)
 
 
@@ -146,3 +152,20 @@ def test_dependent_rows_are_found() -> None:
 
     model = make("plain")
     assert not rows_are_independent(Leaking(model, replace(model.reading), WIDTH))
+
+
+@pytest.mark.gpu
+def test_graphs_on_a_gpu() -> None:
+    """The fused step in a CUDA graph: equal to the CPU, and no bit depends on other streams or on when they join."""
+    on_cpu, model = make("same-length-clamp-0"), make("same-length-clamp-0").cuda()
+    slots, plain = open_slots(model, 8), open_slots(on_cpu, 8)
+    assert isinstance(slots, RingSlots)
+    assert isinstance(slots.decoder, FusedRingDecoder)
+    tokens, stream = text(3, 40), after(slots, slots.start(), text(4, 27))
+    alone, end = decode(slots, stream, tokens)
+    crowded, other_end = decode(slots, stream, tokens, crowded=1)
+    assert torch.equal(alone, crowded)
+    for one, other in zip(end.state.tensors().values(), other_end.state.tensors().values(), strict=True):
+        assert torch.equal(one, other)
+    expected, _ = decode(plain, after(plain, plain.start(), text(4, 27)), tokens)
+    torch.testing.assert_close(alone.cpu(), expected, atol=2e-3, rtol=1e-3)

@@ -213,6 +213,10 @@ def test_a_character_begun_by_the_prompt_is_completed(client: TestClient) -> Non
     assert texts(answer) == ["é"]
     echoed = complete(client, prompt=ids, max_tokens=1, logit_bias={str(0xA9): 100.0}, echo=True)
     assert texts(echoed) == ["café"]
+    offsets = complete(client, prompt="aéb", max_tokens=0, echo=True, logprobs=0)["choices"][0]["logprobs"]
+    assert offsets["text_offset"] == [0, 1, 1, 2]
+    assert offsets["tokens"] == ["a", "bytes:\\xc3", "bytes:\\xa9", "b"]
+    assert offsets["top_logprobs"] is None
 
 
 def test_an_empty_prompt_starts_with_a_newline(client: TestClient) -> None:
@@ -225,7 +229,7 @@ def test_models_tokens_and_health(client: TestClient) -> None:
     assert client.get("/v1/models/other").status_code == 404
     assert client.get("/health").json()["status"] == "ok"
     assert client.get("/ready").status_code == 200
-    tokens = client.post("/tokenize", json={"prompt": "né"}).json()
+    tokens = client.post("/tokenize", json={"prompt": "né", "return_token_strs": True}).json()
     assert tokens["tokens"] == [110, 0xC3, 0xA9]
     assert tokens["token_strs"] == ["n", "bytes:\\xc3", "bytes:\\xa9"]
     assert client.post("/detokenize", json={"tokens": tokens["tokens"]}).json() == {"prompt": "né"}

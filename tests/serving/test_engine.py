@@ -54,8 +54,8 @@ class Job:
         return bool(self.events) and isinstance(self.events[-1], Finished)
 
 
-def alone(text: TextModel, job: Job, width: int = 4) -> list[Any]:
-    engine = Engine(text, width=width, rows=8)
+def alone(engine: Engine, job: Job) -> list[Any]:
+    assert engine.idle()
     engine.submit(job.work())
     while engine.step():
         pass
@@ -71,7 +71,8 @@ def test_output_under_load_equals_output_alone(name: str) -> None:
     text = tiny(3, family, **reading)
     count = 60 if TORTURE else 12 if name == "memory" else 5
     jobs = [Job(number, 30 if TORTURE or name == "memory" else 10) for number in range(count)]
-    expected = [alone(text, job) for job in jobs]
+    empty = Engine(text, width=4, rows=8)
+    expected = [alone(empty, job) for job in jobs]
     engine, source, waiting = Engine(text, width=4, rows=10 if TORTURE else 6, queue=100), random.Random(1), list(jobs)
     cancelled = set()
     while waiting or not engine.idle():
@@ -164,7 +165,7 @@ def test_cancelled_work_stops_within_one_step(text: TextModel) -> None:
 def test_a_failure_is_told(text: TextModel) -> None:
     """Every stream ends with an error, the engine refuses work, and it says that it is not alive."""
     engine, events = Engine(text, width=2, rows=2), []  # type: ignore[var-annotated]
-    engine._decode = lambda *_: 1 / 0  # type: ignore[assignment, return-value, method-assign]
+    engine._launch = lambda *_: 1 / 0  # type: ignore[assignment, return-value, method-assign]
     engine.submit(*(Work([1], [choice(events.append)]) for _ in range(4)))
     with pytest.raises(ZeroDivisionError):
         engine._run()
@@ -195,7 +196,7 @@ def test_the_width_does_not_change_the_text(text: TextModel) -> None:
     """Rounding differs, the text of a greedy choice does not."""
     job = Job(3)
     job.settings["choosing"] = Choosing(temperature=0.0)
-    tokens = [[token for token, _, _ in alone(text, job, width)] for width in (1, 4, 8)]
+    tokens = [[token for token, _, _ in alone(Engine(text, width=width), job)] for width in (1, 4, 8)]
     assert tokens[0] == tokens[1] == tokens[2]
 
 

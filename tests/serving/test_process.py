@@ -15,12 +15,13 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from fastapi.testclient import TestClient
 
 from longspan.serving.app import create_app
 from longspan.serving.protocol import protocol_with_timeout
 from longspan.serving.settings import Settings
-from longspan.text_model import TextModel
-from tests.serving.conftest import tiny
+from longspan.text_model import TextModel, load
+from tests.serving.conftest import BASE, tiny
 
 openai = pytest.importorskip("openai")
 
@@ -207,7 +208,6 @@ def test_sigterm_and_sigkill(tmp_path: Path) -> None:
         second.process.kill()
     assert second.process.wait(30) == -signal.SIGKILL
 
-    third = Process(model, folder)
-    assert third.post(path, max_tokens=20)["choices"][0]["text"] == following
-    third.process.terminate()
-    assert third.process.wait(30) == 0
+    settings = Settings(width=2, rows=2, state_folder=folder)
+    with TestClient(create_app({"model": load(model, device="cpu")}, settings), base_url=BASE) as third:
+        assert third.post(path, json={"max_tokens": 20}).json()["choices"][0]["text"] == following

@@ -66,8 +66,12 @@ def serve(
     )
     where = machine(device, dtype, threads)
     texts = _load(models or [], str(where.device), str(where.dtype))
-    note_bundled(None if not models else models[0])
-    run(texts, settings, lambda address: note(f"serving {', '.join(texts)} at {address} (Ctrl-C stops)"))
+
+    def announce(address: str) -> None:
+        note_bundled(models[0] if models else None)
+        note(f"serving {', '.join(texts)} at {address} (Ctrl-C stops)")
+
+    run(texts, settings, announce)
 
 
 def _load(models: list[Path], device: str, dtype: str) -> "dict[str, TextModel]":

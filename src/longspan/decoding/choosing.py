@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 
@@ -74,45 +75,74 @@ class ChoosingRow:
             self.counts[token] = self.counts.get(token, 0) + 1
 
 
-def choose(logits: Float[Tensor, "B V"], rows: Sequence[ChoosingRow | None]) -> list[int]:
-    """The next token of every row, or -1 where the largest logit is not finite; -1 for rows that are None.
+class Plan(NamedTuple):
+    """What a step needs to sample, on the device. It is made before the step is launched: a copy to the device in
+    between would wait for the step."""
+
+    uniform: Float[Tensor, "B 1"]
+    temperature: Float[Tensor, "B 1"]
+    top_p: Float[Tensor, "B 1"]
+    """Infinity where it is off."""
+    offsets: tuple[Tensor, Tensor, Tensor] | None
+    """Row, token and value of everything that is added to the logits."""
+    sampled: bool
+    """Some row has a temperature above 0."""
+    truncated: bool
+    """Some row has a top_p below 1."""
+
+
+def plan(rows: Sequence[ChoosingRow | None], device: torch.device) -> Plan:
+    """Draws one random number for every row that is sampled. Rows that are None draw nothing."""
+    values, offsets = [], []
+    for index, row in enumerate(rows):
+        if row is None:
+            values.append((0.0, 0.0, math.inf))
+            continue
+        one = row.choosing
+        uniform = row.draws.next() if one.temperature > 0 else 0.0
+        values.append((uniform, one.temperature, one.top_p if one.top_p < 1 else math.inf))
+        offsets += [(index, token, value) for token, value in row.offsets().items()]
+    packed = to_device(values, device, torch.float64)
+    added = None
+    if offsets:
+        places, tokens, amounts = zip(*offsets, strict=True)
+        added = (to_device(places, device), to_device(tokens, device), to_device(amounts, device))
+    uniforms, temperatures, limits = (packed[:, i : i + 1] for i in range(3))
+    sampled = any(temperature > 0 for _, temperature, _ in values)
+    return Plan(uniforms, temperatures, limits, added, sampled, any(limit < 1 for _, _, limit in values))
+
+
+def to_device(values: Sequence[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """A tensor on the device. From pinned memory, so that the host does not wait for a GPU."""
+    if device.type != "cuda":
+        return torch.tensor(values, dtype=dtype, device=device)
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
+def choose(logits: Float[Tensor, "B V"], plan: Plan) -> Int[Tensor, "B"]:
+    """The next token of every row, or -1 where the largest logit is not finite.
 
     Inversion of the cumulative distribution: one random number per row, drawn on the host.
     """
     logits = logits.float()
-    offsets = [(i, row.offsets()) for i, row in enumerate(rows) if row is not None]
-    if any(found for _, found in offsets):
-        index = [(i, token, value) for i, found in offsets for token, value in found.items()]
-        i, token, value = (torch.tensor(part, device=logits.device) for part in zip(*index, strict=True))
+    if plan.offsets is not None:
+        rows, tokens, values = plan.offsets
         logits = logits.clone()
-        logits[i, token] += value.to(logits.dtype)
-    largest = logits.amax(-1, keepdim=True)
-    settings = [Choosing() if row is None else row.choosing for row in rows]
-    chosen = logits.argmax(-1)
-    if any(row is not None and row.choosing.temperature > 0 for row in rows):
-        uniform = [row.draws.next() if row is not None and row.choosing.temperature > 0 else 0.0 for row in rows]
-        drawn = _drawn(logits - largest, settings, uniform)
-        greedy = torch.tensor([one.temperature == 0 for one in settings], device=logits.device)
-        chosen = torch.where(greedy, chosen, drawn)
-    broken = ~largest[:, 0].isfinite()
-    found = chosen.masked_fill(broken, -1).tolist()
-    return [-1 if row is None else token for row, token in zip(rows, found, strict=True)]
+        logits[rows, tokens] += values.to(logits.dtype)
+    largest, chosen = logits.max(-1, keepdim=True)
+    if plan.sampled:
+        chosen = torch.where(plan.temperature > 0, _drawn(logits - largest, plan), chosen)
+    return chosen.masked_fill(~largest.isfinite(), -1)[:, 0]
 
 
-def _drawn(below: Float[Tensor, "B V"], settings: Sequence[Choosing], uniform: Sequence[float]) -> Int[Tensor, "B"]:
+def _drawn(below: Float[Tensor, "B V"], plan: Plan) -> Int[Tensor, "B 1"]:
     """Tokens of the distribution; `below` are logits with the largest at 0, so that no quotient overflows."""
-
-    def column(values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=below.device)[:, None]
-
-    scaled = below.double() / column([one.temperature or 1.0 for one in settings])
-    chance = scaled.softmax(-1)
-    if any(one.top_p < 1 for one in settings):
+    chance = (below.double() / torch.where(plan.temperature > 0, plan.temperature, 1.0)).softmax(-1)
+    if plan.truncated:
         ordered, order = chance.sort(dim=-1, descending=True, stable=True)
         # A token is dropped if the tokens before it already sum to top_p.
-        limit = column([one.top_p if one.top_p < 1 else math.inf for one in settings])
-        dropped = ordered.cumsum(-1) - ordered >= limit
+        dropped = ordered.cumsum(-1) - ordered >= plan.top_p
         dropped[..., 0] = False
         chance = chance.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), 0.0)
     total = chance.cumsum(-1)
-    return (total <= column(uniform) * total[:, -1:]).sum(-1).clamp(max=below.shape[1] - 1)
+    return (total <= plan.uniform * total[:, -1:]).sum(-1, keepdim=True).clamp(max=below.shape[1] - 1)

@@ -13,27 +13,33 @@ from torch.nn import functional as F
 
 from longspan.cache import ConvolutionCache, KeyValueCache
 from longspan.contract import State
+from longspan.decoding.fused import FusedDecoder
 from longspan.decoding.rolling import RollingDecoder, attention_of
 from longspan.decoding.step_layers import StepLayer
 from longspan.kernels.relative_attention.reference import far_discount
+from longspan.reading import Reading
 from longspan.shapes import Float, Int, Tensor
 
 KEYS = 64
 """Attention reads the slots in use, rounded up to a multiple of this. Masked slots add exact zeros."""
 
 
-class RingDecoder(RollingDecoder):
-    """`read[b]` tokens were read by row b and the last `valid[b]` of them are visible. An unused row has 0 of both."""
+class RingRows:
+    """Rows of a rolling decoder that are loaded and read one by one. `read[b]` tokens were read by row b and the last
+    `valid[b]` of them are visible."""
+
+    memory: int
+    size: int
+    layers: Sequence[StepLayer]
+    keys: list[Tensor]
+    values: list[Tensor]
+    inputs: list[Tensor]
+    reading: Reading
 
     def __init__(self, model: Any, state: State, layers: Sequence[StepLayer]) -> None:
         self.read, self.valid = [0] * state.batch, [0] * state.batch
-        self.used = 0
-        """Rows below this one are computed by the attention."""
-        super().__init__(model, state, layers, 0)
+        super().__init__(model, state, layers, 0)  # type: ignore[call-arg]  # that of a RollingDecoder
         self.device = self.keys[0].device
-        self.rows = torch.arange(state.batch, device=self.device)
-        self.slots = torch.zeros_like(self.rows)
-        self.columns: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     def load(self, state: State, age: int) -> None:
         """Rows are loaded one at a time by `load_row`."""
@@ -67,16 +73,45 @@ class RingDecoder(RollingDecoder):
         length = torch.full((1,), self.valid[row], dtype=torch.int64, device=self.device)
         return State(tuple(caches), length, self.reading, full=True)
 
+    def advance(self) -> None:
+        self.read = [read + 1 for read in self.read]
+        self.valid = [min(valid + 1, self.memory) for valid in self.valid]
+
+    def _slots(self, row: int) -> Int[Tensor, "P"]:
+        """The slots of the valid positions of a row, oldest first."""
+        read = self.read[row]
+        return torch.arange(read - self.valid[row], read, device=self.device) % self.size
+
+
+class FusedRingDecoder(RingRows, FusedDecoder):
+    """The Triton kernels with a count of tokens per row. An unused row reads whatever it is given."""
+
+    def __init__(self, model: Any, state: State, layers: Sequence[StepLayer]) -> None:
+        super().__init__(model, state, layers)
+        self.count = torch.zeros(state.batch, dtype=torch.int64, device=self.device)
+
+    def load_row(self, row: int, state: State, read: int) -> None:
+        super().load_row(row, state, read)
+        self.count[row] = read
+
+
+class RingDecoder(RingRows, RollingDecoder):
+    """Torch's attention. An unused row has read no token."""
+
+    used = 0
+    """Rows below this one are computed by the attention."""
+
+    def __init__(self, model: Any, state: State, layers: Sequence[StepLayer]) -> None:
+        super().__init__(model, state, layers)
+        self.rows = torch.arange(state.batch, device=self.device)
+        self.slots = torch.zeros_like(self.rows)
+        self.columns: dict[int, tuple[Tensor, Tensor | None]] = {}
+
     def launch(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
         read = torch.tensor(self.read, device=self.device)
         self.slots = read % self.size
         self.columns = self._columns(read)
         return super().launch(tokens)
-
-    def advance(self) -> None:
-        for row in range(self.used):
-            self.read[row] += 1
-            self.valid[row] = min(self.valid[row] + 1, self.memory)
 
     def write(self, n: int, key: Float[Tensor, "B H D"], value: Float[Tensor, "B H D"]) -> None:
         self.keys[n][self.rows, :, self.slots] = key
@@ -119,8 +154,3 @@ class RingDecoder(RollingDecoder):
                 discount = far_discount(gap, known - 1, self.reading.discount).to(self.keys[0].dtype)
             found[known] = columns, discount
         return found
-
-    def _slots(self, row: int) -> Int[Tensor, "P"]:
-        """The slots of the valid positions of a row, oldest first."""
-        read = self.read[row]
-        return torch.arange(read - self.valid[row], read, device=self.device) % self.size

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from longspan.contract import LanguageModel, State
-from longspan.decoding.ring import RingDecoder
+from longspan.contract import Decoder, LanguageModel, State
+from longspan.cuda_graphs import GraphDecoder
+from longspan.decoding.fused import FusedDecoder
+from longspan.decoding.ring import FusedRingDecoder, RingDecoder
 from longspan.decoding.rolling import attention_of
 from longspan.decoding.step_layers import step_layers
 from longspan.decoding.window import WindowDecoder
@@ -116,12 +118,16 @@ class Slots(ABC):
 class RingSlots(Slots):
     """Slots in a rolling KV cache, for layers of four-term attention."""
 
+    decoder: RingDecoder | FusedRingDecoder
+
     def __init__(self, model: LanguageModel, reading: Reading, width: int) -> None:
         super().__init__(model, reading, width)
         state = model.initial_state(width, reading, trainable=False)
         layers = step_layers(model, state)
         assert layers is not None
-        self.decoder = RingDecoder(model, state, layers)
+        fused = FusedDecoder.supports(model, layers) and not reading.discount
+        self.decoder = (FusedRingDecoder if fused else RingDecoder)(model, state, layers)
+        self.stepper: Decoder = GraphDecoder(self.decoder) if fused else self.decoder
 
     def is_full(self, state: State) -> bool:
         return int(state.length[0]) == attention_of(state.caches[0]).positions
@@ -133,15 +139,14 @@ class RingSlots(Slots):
         return Stream(self.decoder.row_state(slot), self.decoder.read[slot])
 
     def changed(self) -> None:
-        for slot in self.free:
-            self.decoder.clear_row(slot)
-        taken = set(range(self.width)).difference(self.free)
-        self.decoder.used = max(taken, default=-1) + 1
+        if isinstance(self.decoder, RingDecoder):
+            taken = set(range(self.width)).difference(self.free)
+            self.decoder.used = max(taken, default=-1) + 1
 
     def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
         for slot in self.free:
-            self.decoder.clear_row(slot)  # a free slot below a taken one reads tokens too
-        return self.decoder.step(tokens)
+            self.decoder.clear_row(slot)  # a free slot reads tokens too
+        return self.stepper.step(tokens)
 
 
 class StateSlots(Slots):

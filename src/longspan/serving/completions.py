@@ -167,10 +167,9 @@ def logprobs_object(
 ) -> dict[str, Any]:
     """OpenAI's four lists. Tokens after `end`, those of a stop sequence, are left out."""
     shown: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [] if top else None, "text_offset": []}
-    data = b""
+    place, stream = offset, TextStream()
     for one in found:
-        # Characters complete before this token; bytes of one that is not complete count when it is.
-        place = offset + len(data.decode("utf-8", errors="ignore"))
+        # `place` counts characters that are complete before this token.
         if end is not None and place > end:
             break
         shown["tokens"].append(served.name_of(one.token))
@@ -181,7 +180,7 @@ def logprobs_object(
             if one.logprob is not None:
                 likely.setdefault(served.name_of(one.token), one.logprob)
             shown["top_logprobs"].append(likely or None)
-        data += served.text.tokenizer.decode_bytes([one.token])
+        place += len(stream.push(served.text.tokenizer.decode_bytes([one.token])))
     return shown
 
 

@@ -9,10 +9,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
-from longspan.decoding.choosing import choose
+from longspan.decoding.choosing import choose, plan, to_device
 from longspan.decoding.slots import Slots, Stream, open_slots, rows_are_independent
 from longspan.serving.statistics import Statistics
 from longspan.serving.work import Choice, Event, Finished, Piece, Prompt, Reason, TokenLogprob, Work
@@ -25,6 +26,15 @@ class QueueFull(Exception):
 
 class Closed(Exception):
     """The engine was stopped, or its thread failed."""
+
+
+class _Step(NamedTuple):
+    """A step of one batch: the logits and the next tokens, which may still be computed."""
+
+    batch: int
+    choices: list[Choice | None]
+    logits: torch.Tensor
+    chosen: torch.Tensor
 
 
 class Engine:
@@ -44,6 +54,7 @@ class Engine:
         self.running: dict[tuple[int, int], Choice] = {}
         self.statistics = Statistics()
         self.failure = ""
+        self._bytes: dict[int, bytes] = {}
         self._inbox: deque[Work] = deque()
         self._wake = threading.Condition()
         self._unfinished = 0
@@ -119,11 +130,12 @@ class Engine:
         busy = self._read_prompts()
         self._place()
         self._consolidate()
-        for index, batch in enumerate(self.batches):
-            if batch.active:
-                busy = True
-                self._decode(index, batch)
-        return busy
+        # All batches are launched before the first token is copied to the host: a GPU computes one batch while the
+        # tokens of another become text.
+        launched = [self._launch(index, batch) for index, batch in enumerate(self.batches) if batch.active]
+        for step in launched:
+            self._collect(step)
+        return busy or bool(launched)
 
     def _drop_cancelled(self) -> None:
         if self._stopping is not None:
@@ -232,14 +244,17 @@ class Engine:
             self.batches[least].leave(place[1])
             self.running[target, slot] = self.running.pop(place)
 
-    def _decode(self, index: int, batch: Slots) -> None:
+    def _launch(self, index: int, batch: Slots) -> "_Step":
         choices = [self.running.get((index, slot)) for slot in range(batch.width)]
-        tokens = torch.tensor([0 if c is None else c.pending for c in choices], device=batch.device)
+        tokens = to_device([0 if c is None else c.pending for c in choices], batch.device)
+        planned = plan([None if c is None else c.row for c in choices], batch.device)
         logits = batch.step(tokens)[:, : self.known]
-        chosen = choose(logits, [None if c is None else c.row for c in choices])
-        for slot, (choice, token) in enumerate(zip(choices, chosen, strict=True)):
+        return _Step(index, choices, logits, choose(logits, planned))
+
+    def _collect(self, step: "_Step") -> None:
+        for slot, (choice, token) in enumerate(zip(step.choices, step.chosen.tolist(), strict=True)):
             if choice is not None:
-                self._advance((index, slot), choice, token, logits[slot])
+                self._advance((step.batch, slot), choice, token, step.logits)
 
     def _advance(self, place: tuple[int, int], choice: Choice, token: int, logits: torch.Tensor) -> None:
         """One new token of a choice: its text, its log-probability and whether it is the last."""
@@ -256,14 +271,20 @@ class Engine:
         choice.since = now
         logprob = None
         if choice.logprobs is not None:
-            logprob = self._logprobs(logits[None], [token], choice.logprobs)[0]
+            logprob = self._logprobs(logits[place[1] : place[1] + 1], [token], choice.logprobs)[0]
         ended = token == self.text.tokenizer.document_end_id
-        text = "" if ended else choice.text.push(self.text.tokenizer.decode_bytes([token]))
+        text = "" if ended else choice.text.push(self._bytes_of(token))
         self._emit(choice, Piece(text, token, logprob))
         if ended or choice.text.stopped:
             self._leave(place, Finished("stop", choice.text.close(final=not choice.keep)))
         elif choice.generated >= choice.max_tokens:
             self._leave(place, Finished("length", choice.text.close(final=not choice.keep)))
+
+    def _bytes_of(self, token: int) -> bytes:
+        data = self._bytes.get(token)
+        if data is None:
+            data = self._bytes[token] = self.text.tokenizer.decode_bytes([token])
+        return data
 
     def _logprobs(self, logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
         """Those of the model's distribution, row by row, so that they do not depend on the number of rows."""

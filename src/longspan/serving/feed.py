@@ -66,7 +66,7 @@ async def unless_disconnected(
 ) -> Any | None:
     """The answer, or None if the client leaves before. The works are cancelled then, and after an error or timeout."""
     waiting = asyncio.ensure_future(answer)
-    gone = asyncio.ensure_future(_disconnected(request))
+    gone = asyncio.ensure_future(disconnected(request))
     try:
         await asyncio.wait({waiting, gone}, timeout=settings.request_timeout, return_when=asyncio.FIRST_COMPLETED)
         if waiting.done():
@@ -83,7 +83,8 @@ async def unless_disconnected(
             task.cancel()
 
 
-async def _disconnected(request: Request) -> None:
+async def disconnected(request: Request) -> None:
+    """Returns when the client has left."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -105,10 +106,8 @@ class EventStream(Response):
         self.events, self.works, self.settings, self.closed = events, works, settings, closed
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]
-        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
         sending = asyncio.ensure_future(self._send(send))
-        gone = asyncio.ensure_future(_disconnected(Request(scope, receive)))
+        gone = asyncio.ensure_future(disconnected(Request(scope, receive)))
         try:
             timeout = self.settings.request_timeout
             await asyncio.wait({sending, gone}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
@@ -124,6 +123,9 @@ class EventStream(Response):
             self.closed()
 
     async def _send(self, send: Any) -> None:
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]
+        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
+
         async def line(data: str) -> None:
             await send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})
 

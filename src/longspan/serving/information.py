@@ -43,7 +43,10 @@ async def tokenize(request: Request) -> dict[str, Any]:
     asked = await parse(request, TokenizeRequest)
     served = server_of(request).models.find(asked.model)
     tokens = served.encode(asked.prompt) if asked.prompt else []
-    return {"tokens": tokens, "count": len(tokens), "token_strs": [served.name_of(token) for token in tokens]}
+    found: dict[str, Any] = {"tokens": tokens, "count": len(tokens)}
+    if asked.return_token_strs:
+        found["token_strs"] = [served.name_of(token) for token in tokens]
+    return found
 
 
 @router.post("/detokenize")

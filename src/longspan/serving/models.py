@@ -73,19 +73,19 @@ class Served:
             raise ApiError(400, f"{param}: {error}", param=param, code="invalid_value") from None
 
     def check_ids(self, ids: list[Any], param: str = "prompt") -> list[int]:
-        if not ids or any(type(one) is not int or not 0 <= one < self.vocabulary for one in ids):
-            raise ApiError(
-                400,
-                f"{param}: token ids must be integers between 0 and {self.vocabulary - 1}, at least one",
-                param=param,
-                code="invalid_value",
-            )
         if len(ids) > self.settings.max_prompt_tokens:
             raise ApiError(
                 400,
                 f"{param}: {len(ids)} tokens are more than the limit of {self.settings.max_prompt_tokens}",
                 param=param,
                 code="context_length_exceeded",
+            )
+        if not ids or any(type(one) is not int or not 0 <= one < self.vocabulary for one in ids):
+            raise ApiError(
+                400,
+                f"{param}: token ids must be integers between 0 and {self.vocabulary - 1}, at least one",
+                param=param,
+                code="invalid_value",
             )
         return ids
 

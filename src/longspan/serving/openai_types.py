@@ -71,6 +71,7 @@ class TokenizeRequest(Strict):
     prompt: str
     add_special_tokens: Literal[False] = False
     """Only false: no tokenizer here adds tokens to a prompt."""
+    return_token_strs: bool = False
 
 
 class DetokenizeRequest(Strict):

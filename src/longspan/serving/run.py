@@ -45,8 +45,8 @@ class _Uvicorn(uvicorn.Server):
 
 def serve(texts: Mapping[str, TextModel], settings: Settings, announce: Callable[[str], None] = lambda _: None) -> None:
     """Serve some models. `announce` gets the address when the port is open."""
-    app = create_app(texts, settings)
     with _bound(settings) as bound:
+        app = create_app(texts, settings)
         config = uvicorn.Config(
             app,
             http=protocol_with_timeout(settings.header_timeout),

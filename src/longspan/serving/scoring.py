@@ -1,6 +1,7 @@
 """POST /v1/score: losses of a text of any length, per token, per word and per document."""
 
 import asyncio
+import json
 import math
 import re
 import threading
@@ -8,12 +9,13 @@ from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
-from longspan.errors import LongspanError
+from longspan.errors import DataError, LongspanError
 from longspan.scoring.losses import sliding_losses, stream_losses
 from longspan.scoring.score import default_method
 from longspan.serving.errors import RATE_LIMIT, ApiError
+from longspan.serving.feed import disconnected
 from longspan.serving.models import Served
 from longspan.serving.openai_types import ScoreRequest
 from longspan.serving.requests import parse, server_of
@@ -41,12 +43,12 @@ async def score(request: Request) -> Response:
     stop = threading.Event()
     work = asyncio.ensure_future(asyncio.to_thread(_score_all, served, texts, asked, stop))
     work.add_done_callback(lambda _: _leave(server))
-    gone = asyncio.ensure_future(_disconnected(request))
+    gone = asyncio.ensure_future(disconnected(request))
     try:
         timeout = server.settings.request_timeout
         await asyncio.wait({work, gone}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         if work.done():
-            return JSONResponse(work.result())
+            return Response(work.result(), media_type="application/json")
         if gone.done():
             return Response(status_code=499)
         raise ApiError(408, f"the text was not scored within {timeout:g} seconds", code="timeout")
@@ -61,11 +63,6 @@ def _leave(server: Any) -> None:
     server.scoring -= 1
 
 
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 def _texts(given: Any, served: Served) -> list[list[int]]:
     """Token ids of the documents, at least two each: the first token has no loss."""
     try:
@@ -77,11 +74,12 @@ def _texts(given: Any, served: Served) -> list[list[int]]:
     return found
 
 
-def _score_all(served: Served, texts: list[list[int]], asked: ScoreRequest, stop: threading.Event) -> dict[str, Any]:
+def _score_all(served: Served, texts: list[list[int]], asked: ScoreRequest, stop: threading.Event) -> bytes:
+    """The answer as JSON, made in the thread that scores: it may have millions of numbers."""
     documents = [_score(served, np.array(ids), asked, stop) for ids in texts]
     nats, scored = (sum(document[key] for document in documents) for key in ("nats", "scored"))
     size = sum(document["bytes"] for document in documents)
-    return {
+    answer = {
         "object": "score",
         "model": served.name,
         "documents": documents,
@@ -90,6 +88,7 @@ def _score_all(served: Served, texts: list[list[int]], asked: ScoreRequest, stop
         "bits_per_token": nats / scored / math.log(2),
         "bits_per_byte": nats / size / math.log(2) if size else None,
     }
+    return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _score(served: Served, ids: Any, asked: ScoreRequest, stop: threading.Event) -> dict[str, Any]:
@@ -100,8 +99,10 @@ def _score(served: Served, ids: Any, asked: ScoreRequest, stop: threading.Event)
     losses = np.empty(len(ids) - 1, np.float32)
     for chunk in chunks:
         if stop.is_set():
-            raise LongspanError("the client left")
+            raise DataError("the client left")
         losses[chunk.begin : chunk.begin + len(chunk.losses)] = chunk.losses
+    if not np.isfinite(losses).all():
+        raise DataError("the losses are not finite: the weights are damaged, or too large for this precision")
     pieces = [served.text.tokenizer.decode_bytes([token]) for token in ids]
     nats, size = float(losses.sum(dtype=np.float64)), sum(len(piece) for piece in pieces[1:])
     found: dict[str, Any] = {

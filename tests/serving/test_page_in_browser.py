@@ -265,7 +265,7 @@ def test_look_says_that_a_family_has_no_attention(open_page: Open) -> None:
     page.locator("#look-later li small").first.wait_for()
     page.select_option("#model", "lstm")
     page.click("#look-go")
-    page.get_by_text("A lstm has no attention").wait_for()
+    page.get_by_text("The family lstm has no attention").wait_for()
     page.locator("#look-candidates li").first.wait_for()
     assert page.is_disabled("#look-layer")
 

@@ -58,6 +58,7 @@ class AttentionLinks:
         self.candidates = np.zeros((len(ids), count), np.int64)
         self.probabilities = np.zeros((len(ids), count), np.float32)
         self._segments: list[Segment] = []
+        self._keys: list[Tensor] = []
         self._kept: OrderedDict[tuple[int | None, int | None], Weights] = OrderedDict()
 
     @property
@@ -81,9 +82,21 @@ class AttentionLinks:
                     logits, state = self.model(tokens[:, begin:end], state)
                 self._add_predictions(begin, logits[0].float().log_softmax(-1))
             if self.has_attention:
-                self._segments.append(Segment(begin, tuple(layers)))
+                self._segments.append(
+                    Segment(begin, tuple(self._share_keys(n, end, one) for n, one in enumerate(layers)))
+                )
             self.read_tokens = end + 1
             yield self.read_tokens
+
+    def _share_keys(self, n: int, end: int, layer: LayerAttention) -> LayerAttention:
+        """The same with its keys in a buffer of the whole text, if those in memory are the keys of before (a rotary
+        layer turns them): segments overlap, and a copy for each would take many times the space."""
+        (H, K, D), L = layer.key.shape, layer.query.shape[1]
+        if n == len(self._keys):
+            self._keys.append(layer.key.new_zeros(H, len(self.ids), D))
+        self._keys[n][:, end - L : end] = layer.key[:, K - L :]
+        shared = self._keys[n][:, max(end - K, 0) : end]
+        return replace(layer, key=shared) if torch.equal(shared, layer.key) else layer
 
     def _add_predictions(self, begin: int, logs: Float[Tensor, "L V"]) -> None:
         place = slice(begin + 1, begin + 1 + len(logs))

@@ -13,8 +13,8 @@ from longspan.serving.errors import NOT_FOUND, RATE_LIMIT, ApiError
 from longspan.serving.server import Server
 
 MOST_RUNNING = 3
-MOST_KEPT = 6
-"""Jobs whose results are kept; the oldest finished one goes first."""
+MOST_KEPT = 3
+"""Jobs of a kind whose results are kept; the oldest finished one goes first."""
 PRIORITY = 10
 """The niceness of the threads: the decode loop goes first."""
 
@@ -83,7 +83,8 @@ class Jobs:
                 code="queue_full",
                 retry_after=self.server.settings.retry_after,
             )
-        for name in [name for name, one in self.table.items() if one.state != "running"][: -MOST_KEPT + 1]:
+        ended = [name for name, one in self.table.items() if one.state != "running" and one.kind == job.kind]
+        for name in ended[: -MOST_KEPT + 1]:
             del self.table[name]
         self.table[job.name] = job
         threading.Thread(target=job.run, args=(self.server,), name=f"longspan-{job.kind}", daemon=True).start()

@@ -35,7 +35,7 @@ export class Compare {
     $("compare-two").hidden = !others.length;
     $("compare-memories").disabled = !free;
     $("compare-models").checked = !free && others.length > 0;
-    $("compare-status").textContent = free ? "" : `A ${this.app.model.family} has no memory to change; compare two models.`;
+    $("compare-status").textContent = free ? "" : `The family ${this.app.model.family} has no memory to change; compare two models.`;
   }
 
   async run() {

@@ -106,8 +106,8 @@ export class Look {
     const note = $("look-note");
     note.hidden = Boolean(result.layers && result.remembers);
     note.textContent = result.layers
-      ? `A ${result.family} has no memory: every segment of ${result.segment} tokens is read alone, so attention ends at its edges.`
-      : `A ${result.family} has no attention with one key per token, so there are no links to show. Surprisal and candidates are shown.`;
+      ? `The family ${result.family} has no memory: every segment of ${result.segment} tokens is read alone, so attention ends at its edges.`
+      : `The family ${result.family} has no attention with one key per token, so there are no links to show. Surprisal and candidates are shown.`;
   }
 
   // Something to see at once: a token in the second half that looks far back.

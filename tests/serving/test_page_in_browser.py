@@ -108,6 +108,7 @@ def open_page(browser: Any, address: str, problems: list[str]) -> Iterator[Open]
         if base == address:
             page.route("**/static/example.txt", lambda route: route.fulfill(body=SHORT * 3))
         page.goto(f"{base}/#{tab}")
+        page.locator("body[data-ready]").wait_for()
         opened.append(context)
         return page
 
@@ -133,6 +134,12 @@ def idle(page: Any) -> None:
 
 def written(page: Any) -> str:
     return str(page.evaluate("document.getElementById('write-text').textContent"))
+
+
+def looked(page: Any) -> None:
+    """Waits until the text was read and a token is shown."""
+    page.locator("#look-candidates li").first.wait_for()
+    page.locator("#look-progress").wait_for(state="hidden")
 
 
 def write(page: Any, text: str, count: int) -> None:
@@ -221,6 +228,7 @@ def test_write_forks_saves_and_loads(open_page: Open) -> None:
     page.click("#write-save")
     page.get_by_text("Saved with its sessions.").wait_for()
     page.reload()
+    page.locator("body[data-ready]").wait_for()
     page.locator("#write-text .t:not(.given)").first.wait_for()
     page.click("#write-stop")
     idle(page)
@@ -236,9 +244,11 @@ def test_write_forks_saves_and_loads(open_page: Open) -> None:
 
 def test_look_shows_attention_both_ways(open_page: Open) -> None:
     page = open_page("look")
-    page.locator("#look-later li small").first.wait_for()  # it starts by itself
+    looked(page)  # it starts by itself
     assert page.inner_text("#look-text").strip() == (SHORT * 3).strip()
     page.locator("#look-text .t").nth(200).hover()
+    for name in ("layer", "head"):
+        page.select_option(f"#look-{name}", "")
     until(page, "document.getElementById('look-detail').textContent.includes('token 200.')")
     until(page, "document.querySelectorAll('#look-text .w-later').length")
     marks = page.evaluate(
@@ -262,7 +272,7 @@ def test_look_shows_attention_both_ways(open_page: Open) -> None:
 
 def test_look_says_that_a_family_has_no_attention(open_page: Open) -> None:
     page = open_page("look")
-    page.locator("#look-later li small").first.wait_for()
+    looked(page)
     page.select_option("#model", "lstm")
     page.click("#look-go")
     page.get_by_text("The family lstm has no attention").wait_for()
@@ -317,7 +327,7 @@ def test_measure_a_dropped_text(open_page: Open, text: TextModel, tmp_path: Path
     assert page.locator("#measure-passages li").count() > 3
     assert page.locator("#measure-chart canvas").count() == 1
     page.click("#measure-memory")
-    page.get_by_text("bytes from the middle").wait_for()
+    page.get_by_text("of a longer text, its middle").wait_for()
     page.get_by_text("Done.").wait_for()
     assert page.locator("#measure-memory-table tbody tr").count() == 7
     # A long text: partial results and cancel.
@@ -385,7 +395,7 @@ def test_every_tab_fits_is_reached_by_keyboard_and_is_accessible(open_page: Open
         assert page.evaluate("document.activeElement.id") == f"tab-{tab}"
         assert page.is_visible(f"#panel-{tab}")
         if tab == "look":
-            page.locator("#look-later li small").first.wait_for()
+            looked(page)
         elif tab in ("compare", "measure"):
             page.click(f"#{tab}-go")
             page.locator(f"#panel-{tab}").get_by_text("Done.").wait_for()

@@ -6,7 +6,8 @@ import { TokenText } from "./tokens.js";
 
 const LISTED = 7;
 const FAR = 2048; // a memory that reaches farther than most models were trained with
-const LEAST = 0.02; // of the largest weight; smaller ones are not marked
+const LEAST = 0.02; // of the full shade; smaller weights are not marked
+const FULL = 0.03; // the weight that gives the full shade, at least
 
 export class Look {
   constructor(app) {
@@ -110,14 +111,19 @@ export class Look {
       : `The family ${result.family} has no attention with one key per token, so there are no links to show. Surprisal and candidates are shown.`;
   }
 
-  // Something to see at once: a token in the second half that looks far back.
-  suggest() {
+  // Something to see at once: a token near the end, and the head that looks farthest back if one does.
+  async suggest() {
     const at = this.tokens.join("").lastIndexOf("Ellisworth");
     const index = at > 0 ? this.indexAt(at + 4) : this.tokens.length - 1;
-    if (index > 0) {
-      this.point(index);
-      this.text.reveal(index);
-    }
+    if (index < 1) return;
+    this.text.reveal(index);
+    await this.point(index);
+    const most = Math.max(0, ...(this.far ?? []).flat());
+    if (most < 0.5 || this.shownToken !== index || $("look-layer").value || $("look-head").value) return;
+    const layer = this.far.findIndex((heads) => heads.includes(most));
+    $("look-layer").value = layer;
+    $("look-head").value = this.far[layer].indexOf(most);
+    this.point(index, true);
   }
 
   indexAt(character) {
@@ -152,7 +158,7 @@ export class Look {
     this.present = { index, earlier: earlier ?? [], later: later ?? [] };
     const marks = [];
     for (const [weights, first, name] of [[earlier, 0, "w-earlier"], [later, index + 1, "w-later"]]) {
-      const most = Math.max(...(weights ?? []), 1e-9);
+      const most = Math.max(...(weights ?? []), FULL);
       (weights ?? []).forEach((weight, k) => {
         // The square root: a few near tokens get most of the weight, and the far ones would be invisible.
         if (weight > LEAST * most) marks.push([first + k, name, Math.sqrt(weight / most)]);
@@ -174,8 +180,9 @@ export class Look {
     if (earlier?.length) {
       const far = (size) => earlier.slice(0, Math.max(earlier.length - size, 0)).reduce((sum, weight) => sum + weight, 0);
       const size = this.result.segment;
-      parts.push(`${percent(far(32))} of its attention goes more than 32 tokens back`);
-      if (earlier.length > size) parts.push(`${percent(far(size))} more than ${size}, beyond one training segment`);
+      const whose = ["layer", "head"].filter((name) => $(`look-${name}`).value).map((name) => `${name} ${Number($(`look-${name}`).value) + 1}`);
+      parts.push(`${whose.length ? `In ${whose.join(", ")}, ` : ""}${percent(far(32))} of its attention goes more than 32 tokens back`);
+      if (earlier.length > size) parts.push(`${percent(far(size))} more than ${size}, beyond one segment`);
     }
     $("look-detail").textContent = `${parts.join(". ")}.`;
   }
@@ -190,6 +197,7 @@ export class Look {
   // One button per head: the share of its attention that goes far back.
   showHeads(far) {
     const [layer, head] = [$("look-layer").value, $("look-head").value];
+    this.far = far;
     $("look-heads").tBodies[0].replaceChildren(...far.map((heads, n) => make("tr", {}, make("th", { scope: "row" }, String(n + 1)), ...heads.map((share, h) => {
       const button = make("button", { className: "w-earlier", ariaLabel: `Layer ${n + 1}, head ${h + 1}: ${percent(share)}` }, percent(share));
       const chosen = layer === String(n) && head === String(h);
@@ -221,7 +229,7 @@ export class Look {
   list(id, weights, first, from, words) {
     const ranked = this.words(weights ?? [], first, first < from);
     const around = (begin, end) => this.tokens.slice(Math.max(begin, 0), Math.max(end, 0)).join("");
-    const empty = weights ? "None." : this.result.layers ? "Known when the whole text was read." : "This family has none to show.";
+    const empty = weights ? "None above 0.1%." : this.result.layers ? "Known when the whole text was read." : "This family has none to show.";
     $(id).replaceChildren(...(ranked.length ? ranked.map(({ begin, end, weight }) => {
       const go = make("button", { className: "where" });
       go.append(...place(around(begin - 14, begin), around(begin, end), around(end, end + 14)).childNodes);
@@ -245,7 +253,7 @@ export class Look {
     const column = Math.max(width / size, 1);
     const { index, earlier, later } = this.present;
     for (const [weights, first, colour] of [[earlier, 0, "--earlier"], [later, index + 1, "--later"]]) {
-      const most = Math.max(...weights, 1e-9);
+      const most = Math.max(...weights, FULL);
       pen.fillStyle = style.getPropertyValue(colour);
       weights.forEach((weight, k) => {
         const tall = Math.sqrt(weight / most) * (height - 6);

@@ -28,6 +28,7 @@ class App {
     }
     addEventListener("hashchange", () => this.open(location.hash.slice(1)));
     this.open(location.hash.slice(1) || "write");
+    document.body.dataset.ready = "true";
   }
 
   onModel(listener) {

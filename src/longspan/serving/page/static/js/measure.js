@@ -88,7 +88,7 @@ export class Measure {
     $("measure-memories").hidden = false;
     const labels = result.ways.map((way) => (way.memory ? String(way.memory) : "none"));
     const bits = result.ways.map((way) => way.bits_per_byte);
-    $("measure-sample").textContent = `Read with each memory: ${count(result.bytes)} bytes from the middle of the text. Without memory, segments of ${result.ways[0].reading.segment} tokens are read one at a time.`;
+    $("measure-sample").textContent = `Read with each memory: ${count(result.bytes)} bytes; of a longer text, its middle. Without memory, segments of ${result.ways[0].reading.segment} tokens are read one at a time.`;
     this.memoryChart.update([this.app.model.id], [labels.map((_, index) => index), bits], labels);
     $("measure-memory-table").tBodies[0].replaceChildren(...labels.map((label, index) =>
       make("tr", {}, make("td", {}, label), make("td", { className: "number" }, number(bits[index], 4)))));

@@ -241,7 +241,7 @@ def test_unknown_jobs_tokens_and_too_many_jobs(page: TestClient, monkeypatch: py
 
 
 def test_old_results_are_dropped(page: TestClient) -> None:
-    names = [start(page, "/page/measure", text=TEXT) for _ in range(2)]
+    names = [finished(page, start(page, "/page/measure", text="abc"))["id"] for _ in range(2)]
     for _ in range(jobs.MOST_KEPT + 1):
         finished(page, start(page, "/page/measure", text="abc"))
     assert [page.get(f"/page/jobs/{name}").status_code for name in names] == [404, 404]

@@ -312,10 +312,10 @@ class Engine:
     def _finish(self, choice: Choice, finished: Finished) -> None:
         if choice.done:
             return
+        with self._wake:  # first, so that a client that has its answer finds the queue without it
+            self._unfinished -= 1
         self._emit(choice, finished)
         choice.done = True
-        with self._wake:
-            self._unfinished -= 1
 
     def _emit(self, choice: Choice, event: Event) -> None:
         if not choice.done:

@@ -27,7 +27,7 @@ from tests.support import READING, build
 
 MODELS = {**WITH_MEMORY, **DEPENDS_ON_CUTS, **WITHOUT_MEMORY}
 WIDTH = 4
-FEW = ["plain", "same-length-clamp", "convolution-same-length", "pointer", "lstm", "compressive-mean", "sinusoid"]
+FEW = ["same-length-clamp", "convolution-same-length", "lstm", "sinusoid"]
 GPU = {"same-length-clamp-0": ("transformer-xl", {"memory": 9, "same_length": True, "clamp": 4})}
 """Without a discount, so that the kernels apply."""
 NAMES = [name if name in FEW else pytest.param(name, marks=pytest.mark.torture) for name in MODELS]

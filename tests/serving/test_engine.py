@@ -177,11 +177,19 @@ def test_a_failure_is_told(text: TextModel) -> None:
         engine.submit(Work([1], [choice(events.append)]))
 
 
+def test_a_failure_while_a_prompt_is_read_is_told(text: TextModel) -> None:
+    engine, events = Engine(text, width=2, rows=2), []  # type: ignore[var-annotated]
+    engine.batches[0].prefill = lambda *_: 1 / 0  # type: ignore[assignment, return-value, method-assign]
+    engine.submit(*(Work([1, 2], [choice(events.append)]) for _ in range(3)))
+    with pytest.raises(ZeroDivisionError):
+        engine._run()
+    assert [event.reason for event in events] == ["error"] * 3
+
+
 def test_logits_that_are_not_finite_end_one_stream() -> None:
     text = tiny(5)
     with torch.no_grad():
         text.model.embedding.tables[0][7] = torch.nan  # type: ignore[union-attr, operator, index]
-        text.model.head  # noqa: B018
     engine, good, bad = Engine(text, width=2, rows=2), [], []  # type: ignore[var-annotated]
     engine.submit(
         Work([1, 2], [choice(good.append, max_tokens=5, choosing=Choosing(temperature=0.0, bias={7: -1000.0}))]),

@@ -4,6 +4,8 @@ import json
 import os
 import random
 import secrets
+import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from fastapi.testclient import TestClient
 
 from longspan.serving.app import create_app
 from longspan.serving.settings import Settings
+from longspan.serving.store import Store, new_name
 from longspan.text_model import TextModel
 from tests.serving.conftest import BASE, tiny
 
@@ -227,8 +230,6 @@ def small(text: TextModel, tmp_path: Path) -> Iterator[TestClient]:
 
 
 def tidy(client: TestClient, later: float) -> None:
-    import time
-
     assert client.portal is not None
     client.portal.call(table(client).tidy, time.time() + later)
 
@@ -297,6 +298,26 @@ def test_links_are_not_followed(text: TextModel, tmp_path: Path) -> None:
         assert target.read_bytes() == b"other"
         assert not (folder / f"{names[0]}.saved").is_symlink()
         assert client.post(f"/v1/sessions/{names[1]}/save", json={}).status_code == 409
+
+
+def test_kills_in_mid_save(tmp_path: Path) -> None:
+    """A process that saves all the time is killed at random instants: the file is always one complete version, and the
+    next start removes what is left over."""
+    versions = [bytes([65 + n]) * 300_000 for n in range(3)]
+    store, name, source = Store(tmp_path), new_name(), random.Random(5)
+    store.write(name, "saved", versions[0])
+    for _ in range(300 if TORTURE else 12):
+        child = os.fork()
+        if child == 0:
+            while True:
+                for version in versions:
+                    store.write(name, "saved", version)
+        time.sleep(source.uniform(0.001, 0.02))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert store.read(name, "saved") in versions
+    assert [(found, kind, size) for found, kind, size, _ in Store(tmp_path).sizes()] == [(name, "saved", 300_000)]
+    assert [path.name for path in tmp_path.iterdir()] == [f"{name}.saved"]
 
 
 def test_a_busy_session_is_refused(client: TestClient) -> None:

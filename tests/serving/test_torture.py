@@ -45,7 +45,7 @@ def script(number: int, turns: int) -> list[dict[str, Any]]:
 def test_many_sessions_with_save_restore_and_cancel(busy: TestClient) -> None:
     """Sessions run at the same time. Between turns they are saved, restored after a turn that is thrown away, moved to
     disk, and left in mid-stream. Every output equals that of the same session alone."""
-    sessions, turns = (64, 50) if TORTURE else (6, 4)
+    sessions, turns = (64, 50) if TORTURE else (4, 3)
 
     def run(number: int, *, disturbed: bool) -> list[str]:
         name, source, found = create(busy, prompt=f"session {number}", seed=number), random.Random(-number), []

@@ -144,8 +144,9 @@ class Engine:
         for queue in (self.waiting, self.reading):
             for work in [work for work in queue if work.cancelled or any(c.stop_now for c in work.choices)]:
                 queue.remove(work)
+                why = "the server is stopping" if self._closed else "it was stopped before its prompt was read"
                 for choice in work.choices:
-                    self._finish(choice, Finished("cancelled"))
+                    self._finish(choice, Finished("cancelled", message=why))
         for entry in [entry for entry in self.ready if entry[0].cancelled or entry[0].stop_now]:
             self.ready.remove(entry)
             self._end(*entry)
@@ -168,7 +169,8 @@ class Engine:
         turns, so a long one does not block the others."""
         busy, left = False, self.batches[0].piece
         while self.reading and left > 0:
-            left -= max(self._read_piece(self.reading.popleft()), 1)
+            # It stays in the queue meanwhile: if this fails, its client must be told.
+            left -= max(self._read_piece(self.reading[0]), 1)
             busy = True
         return busy
 
@@ -191,6 +193,7 @@ class Engine:
         work.read += len(tokens)
         work.stream = stream
         self.statistics.prompt_tokens += len(tokens)
+        self.reading.popleft()
         if work.read < last:
             self.reading.append(work)
         else:
@@ -220,13 +223,14 @@ class Engine:
     def _place(self) -> None:
         """Give rows to choices that wait for one: in the fullest batch that has a free row."""
         while self.ready and len(self.running) < self.rows:
-            choice, stream = self.ready.popleft()
+            choice, stream = self.ready[0]
             open_ = [(batch.active, -i) for i, batch in enumerate(self.batches) if batch.free]
             if not open_:
                 self.batches.append(open_slots(self.text.model, self.width))
                 open_ = [(0, 1 - len(self.batches))]
             index = -max(open_)[1]
             self.running[index, self.batches[index].join(stream)] = choice
+            self.ready.popleft()
 
     def _consolidate(self) -> None:
         """Empty the batch with the fewest rows if the others have room: a step costs the same for any number of rows,
@@ -308,10 +312,10 @@ class Engine:
     def _finish(self, choice: Choice, finished: Finished) -> None:
         if choice.done:
             return
+        with self._wake:  # first, so that a client that has its answer finds the queue without it
+            self._unfinished -= 1
         self._emit(choice, finished)
         choice.done = True
-        with self._wake:
-            self._unfinished -= 1
 
     def _emit(self, choice: Choice, event: Event) -> None:
         if not choice.done:

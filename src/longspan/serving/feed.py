@@ -9,7 +9,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from longspan.serving.engine import Closed, Engine, QueueFull
-from longspan.serving.errors import RATE_LIMIT, SERVER, ApiError
+from longspan.serving.errors import CONFLICT, RATE_LIMIT, SERVER, ApiError
 from longspan.serving.settings import Settings
 from longspan.serving.work import Event, Finished, Work
 
@@ -37,6 +37,8 @@ class Feed:
                 choices -= 1
                 if event.reason == "error":
                     raise ApiError(500, event.message, type=SERVER, code="generation_failed")
+                if event.reason == "cancelled":
+                    raise ApiError(409, f"nothing was generated: {event.message}", type=CONFLICT, code="stopped")
             yield index, event
 
 

@@ -100,7 +100,9 @@ class RunningScore:
         scored = self.scored if scored is None else min(scored, self.scored)
         starts = word_starts(self.data[: int(self.ends[scored])])
         words = np.searchsorted(starts, self.ends[:scored], side="right") - 1
-        return starts, np.bincount(words, weights=self.losses[:scored], minlength=len(starts))
+        nats: NDArray[np.float64] = np.zeros(len(starts))
+        np.add.at(nats, words, self.losses[:scored])
+        return starts, nats
 
     def passages(self, count: int, length: int = 80) -> list[Passage]:
         """The `count` most surprising passages of about `length` bytes, cut at white space; none overlaps another."""

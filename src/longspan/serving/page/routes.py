@@ -11,6 +11,7 @@ from pydantic import Field
 
 from longspan.errors import LongspanError
 from longspan.serving.errors import ApiError
+from longspan.serving.models import Served
 from longspan.serving.openai_types import Strict
 from longspan.serving.page import analyses
 from longspan.serving.page.jobs import Job, Jobs
@@ -127,7 +128,8 @@ async def compare(request: Request) -> Response:
         raise ApiError(
             400, "memories: give two models, or one model and at least two memories", param="memories", code="invalid"
         )
-    ways = [(found[0], memory) for memory in asked.memories] or [(served, None) for served in found]
+    ways: list[tuple[Served, int | None]] = [(found[0], memory) for memory in asked.memories]
+    ways = ways or [(served, None) for served in found]
     return await _start(request, lambda: analyses.compare(ways, asked.text))
 
 

@@ -213,11 +213,11 @@ class TextModel:
             self._load_session(session, Path(state), keep_random=seed is None)
         ids = self.tokenizer.encode_prompt(prompt)
         if not len(ids) and session.pending is None:
-            ids = self._first_token()
+            ids = self.first_token()
         session.read(ids.tolist())
         return session
 
-    def _first_token(self) -> NDArray[Any]:
+    def first_token(self) -> NDArray[Any]:
         """The first token of a stream without a prompt: the end of a document, or else a newline."""
         if self.tokenizer.document_end_id is not None:
             return np.array([self.tokenizer.document_end_id], self.tokenizer.dtype)

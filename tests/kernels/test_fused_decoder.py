@@ -10,6 +10,7 @@ import torch
 
 from longspan.contract import LanguageModel
 from longspan.decoding.fused import FusedDecoder
+from longspan.decoding.ring import FusedRingDecoder, RingDecoder
 from longspan.decoding.rolling import RollingDecoder
 from longspan.decoding.step_layers import step_layers
 from tests.support import build
@@ -87,3 +88,31 @@ def test_the_fused_decoder_needs_cuda() -> None:
     layers = step_layers(model, model.initial_state(1, trainable=False))
     assert layers is not None
     assert FusedDecoder.supports(model, layers) is torch.cuda.is_available()
+
+
+@pytest.mark.parametrize("name", ["longspan", *(pytest.param(n, marks=pytest.mark.torture) for n in list(MODELS)[:2])])
+def test_rows_of_different_lengths(name: str) -> None:
+    """Streams of 0, 4 and 11 tokens in the second to fourth of four rows: equal to the plain ring, before and after the
+    cache of 5 to 7 slots wraps."""
+    model = make_model(name)
+    empty = model.initial_state(4, trainable=False)
+    layers = step_layers(model, empty)
+    assert layers is not None
+    fused, plain = FusedRingDecoder(model, empty, layers), RingDecoder(model, empty, layers)
+    plain.used = 4
+    for row, length in ((1, 0), (2, 4), (3, 11)):
+        state = model.initial_state(1, trainable=False)
+        for token in range(length):
+            _, state = model(torch.tensor([[token % 19]], device=DEVICE), state)
+        for decoder in (fused, plain):
+            decoder.load_row(row, state, length)
+    for step in range(2):
+        tokens = torch.tensor([1, 2 + step, 3, 4], device=DEVICE)
+        expected, found = plain.step(tokens), fused.step(tokens)
+        assert (found - expected)[1:].abs().max() / expected.abs().max() < (1e-4 if DEVICE == "cuda" else 1e-5)
+    assert fused.count.tolist()[1:] == fused.read[1:] == plain.read[1:] == [2, 6, 13]
+    for row in (1, 2, 3):
+        for one, other in zip(
+            fused.row_state(row).tensors().values(), plain.row_state(row).tensors().values(), strict=True
+        ):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-4)

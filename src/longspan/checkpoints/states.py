@@ -33,6 +33,11 @@ FLOATS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16}
 
 def save_state(path: Path, state: State, *, model_hash: str, extra: Mapping[str, Tensor] | None = None) -> None:
     """Write `state` atomically; only the model with that hash can load it."""
+    write_file(path, encode_state(state, model_hash=model_hash, extra=extra))
+
+
+def encode_state(state: State, *, model_hash: str, extra: Mapping[str, Tensor] | None = None) -> bytes:
+    """The contents of a state file."""
     named = {f"state.{name}": tensor for name, tensor in state.tensors().items()}
     named |= {f"extra.{name}": tensor for name, tensor in (extra or {}).items()}
     # Cloned, because rows of one state may share memory, which safetensors refuses; into default strides, because a
@@ -40,7 +45,7 @@ def save_state(path: Path, state: State, *, model_hash: str, extra: Mapping[str,
     tensors = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in named.items()}
     about = {"format": FORMAT, "model": model_hash, "reading": config.plain(state.reading)}
     about |= {"sha256": _digest(about, tensors)}
-    write_file(path, save(tensors, {KEY: json.dumps(about)}))
+    return save(tensors, {KEY: json.dumps(about)})
 
 
 def load_state(path: Path, model: LanguageModel, *, model_hash: str) -> tuple[State, dict[str, Tensor]]:
@@ -54,6 +59,18 @@ def load_state(path: Path, model: LanguageModel, *, model_hash: str) -> tuple[St
         raise CheckpointError(f"there is no state file {path}; check the name") from None
     except OSError as error:
         raise CheckpointError(f"the state {path} cannot be read: {reason(error)}") from None
+    return decode_state(content, path, model, model_hash=model_hash)
+
+
+def model_of_state(content: bytes, path: Path) -> str:
+    """The hash of the model that a state file was saved with. The rest of the file is not checked."""
+    return str(_read_about(content, path).get("model"))
+
+
+def decode_state(
+    content: bytes, path: Path, model: LanguageModel, *, model_hash: str
+) -> tuple[State, dict[str, Tensor]]:
+    """`load_state` of the contents of a file; `path` is its name in errors."""
     tensors = parse_weights(content, f"the state {path}")
     about = _read_about(content, path)
     found = about.get("format")

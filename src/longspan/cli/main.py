@@ -27,6 +27,7 @@ from longspan.cli import (
     recipes,
     recl,
     report,
+    serve,
     tokenizer,
     train,
 )
@@ -67,6 +68,7 @@ app.command("export")(export.export)
 app.command("train")(train.train)
 app.command("eval")(evaluate.evaluate)
 app.command("generate")(generate.generate)
+app.command("serve")(serve.serve)
 app.command("demo")(demo.demo)
 app.command("recl")(recl.recl)
 app.command("figures")(figures.figures)

@@ -30,7 +30,7 @@ class RollingDecoder(Decoder):
         self.model, self.layers, self.reading = model, layers, state.reading
         self.final_norm = final_norm(model)
         self.size, self.memory = cache_size(state), state.reading.memory
-        caches = [_attention(cache) for cache in state.caches[: len(layers)]]
+        caches = [attention_of(cache) for cache in state.caches[: len(layers)]]
         self.keys = [_slots(cache.keys, self.size) for cache in caches]
         self.values = [_slots(cache.values, self.size) for cache in caches]
         taps = [layer.convolution.weight for layer in layers if layer.convolution is not None]
@@ -46,7 +46,7 @@ class RollingDecoder(Decoder):
         kept = min(age, self.size)
         self.written, self.age = kept, age
         for n, cache in enumerate(state.caches[: len(self.layers)]):
-            cached = _attention(cache)
+            cached = attention_of(cache)
             for slots, positions in ((self.keys[n], cached.keys), (self.values[n], cached.values)):
                 slots[:, :, :kept] = positions[:, :, positions.shape[2] - kept :]
             if isinstance(cache, ConvolutionCache):
@@ -104,20 +104,24 @@ class RollingDecoder(Decoder):
 
     def attention(self, n: int, layer: StepLayer, x: Any) -> Any:
         """norm(x + Wo attend(x)), or x + Wo attend(norm(x))."""
-        slot, shape = self.written % self.size, (len(x), self.keys[n].shape[1], -1)
+        shape = (len(x), self.keys[n].shape[1], -1)
         heads = F.linear(layer.attention_norm(x) if layer.pre_norm else x, layer.qkv)
         query, key, value = heads.chunk(3, dim=-1)
         if layer.head_norms:
             query, key = (norm(part) for norm, part in zip(layer.head_norms, (query, key), strict=True))
-        self.keys[n].select(2, slot).copy_(key.view(shape))
-        self.values[n].select(2, slot).copy_(value.view(shape))
-        x = x + F.linear(self.attend(n, query.view(shape), slot), layer.output)
+        self.write(n, key.view(shape), value.view(shape))
+        x = x + F.linear(self.attend(n, query.view(shape)), layer.output)
         return x if layer.pre_norm else layer.attention_norm(x)
 
-    def attend(self, n: int, query: Float[Tensor, "B H D"], slot: int) -> Float[Tensor, "B E"]:
+    def write(self, n: int, key: Float[Tensor, "B H D"], value: Float[Tensor, "B H D"]) -> None:
+        slot = self.written % self.size
+        self.keys[n].select(2, slot).copy_(key)
+        self.values[n].select(2, slot).copy_(value)
+
+    def attend(self, n: int, query: Float[Tensor, "B H D"]) -> Float[Tensor, "B E"]:
         """Attention of one query. Position scores, largest distance first, are rotated to the order of the slots and
         added as a mask."""
-        filled, scale = min(self.written + 1, self.size), query.shape[-1] ** -0.5
+        slot, filled, scale = self.written % self.size, min(self.written + 1, self.size), query.shape[-1] ** -0.5
         r, u, w = self.positions[n]
         known = r[:, :, max(r.shape[2] - filled, 0) :]
         scores = torch.bmm(torch.add(w, query, alpha=scale).transpose(0, 1), known)
@@ -154,7 +158,7 @@ _ONE_TOKEN = SegmentMask(0, 1, 1, None, None, None)
 """A segment of one token in a model with memory."""
 
 
-def _attention(cache: Any) -> Any:
+def attention_of(cache: Any) -> Any:
     """The KeyValueCache of a layer."""
     return cache.attention if isinstance(cache, ConvolutionCache) else cache
 

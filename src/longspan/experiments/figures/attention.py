@@ -6,6 +6,7 @@ block of queries at a time, arranged by distance, and added to running sums.
 
 import dataclasses
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -50,6 +51,12 @@ class LayerAttention:
         return dataclasses.replace(
             self, query=self.query[:, begin:end], key=self.key[:, : K - L + end], first_key=first
         )
+
+    def head(self, index: int) -> "LayerAttention":
+        """The same for one head."""
+        one = slice(index, index + 1)
+        r, u, w = (None if part is None else part[one] for part in (self.r, self.u, self.w))
+        return dataclasses.replace(self, query=self.query[one], key=self.key[one], r=r, u=u, w=w)
 
     def visible(self) -> Bool[Tensor, "L K"]:
         """Whether query i may attend to the key at distance d, as [i, d]."""
@@ -124,6 +131,14 @@ def layer_attentions(
     model: LanguageModel, tokens: Int[Tensor, "1 T"], state: State | None
 ) -> tuple[list[LayerAttention], State]:
     """The attention inputs of every layer for a segment of a single row, and the state after it."""
+    with recorded() as layers:
+        _, after = model.hidden_states(tokens, state)
+    return layers, after
+
+
+@contextmanager
+def recorded() -> Iterator[list[LayerAttention]]:
+    """A list of the attention calls within this block, first row only."""
     layers: list[LayerAttention] = []
 
     def add(call: AttentionCall) -> None:
@@ -132,8 +147,7 @@ def layer_attentions(
         layers.append(LayerAttention(*row))
 
     with observe(add):
-        _, after = model.hidden_states(tokens, state)
-    return layers, after
+        yield layers
 
 
 @dataclass(frozen=True, eq=False)

@@ -79,14 +79,14 @@ def rolling_attention(
     distance: Float[Tensor, "H C D"],
     u: Float[Tensor, "H D"],
     w: Float[Tensor, "H D"],
-    written: Int[Tensor, ""],
+    written: Int[Tensor, "..."],
     partial: Float[Tensor, "R P"],
     out: Float[Tensor, "B H D"],
 ) -> None:
     """Four-term attention of the newest token over a rolling cache of S slots. Its key and value are stored as well.
 
-    `written` counts earlier tokens. This one goes to slot `written % S`, and the slot written `a` steps ago is at
-    distance a. `partial` is a buffer of shape `partial_size`.
+    `written` counts earlier tokens, one for all rows or one per row. This one goes to slot `written % S`, and the
+    slot written `a` steps ago is at distance a. `partial` is a buffer of shape `partial_size`.
     """
     from longspan.kernels.one_token.kernels import combine_kernel, rolling_kernel
 
@@ -95,7 +95,7 @@ def rolling_attention(
     width = _power(D)
     rolling_kernel[(B * H, splits)](
         qkv, keys, values, distance, u, w, written, partial, out, H, S, distance.shape[1], distance.stride(0),
-        distance.stride(1), D**-0.5,
+        distance.stride(1), written.stride(0) if written.dim() else 0, D**-0.5,
         D=D, BD=width, SLOTS=SLOTS, SPLITS=splits, num_warps=1 if B * H >= 256 else 4,
     )  # fmt: skip
     if splits > 1:

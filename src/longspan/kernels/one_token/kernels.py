@@ -121,13 +121,13 @@ def rows_kernel(
 
 @triton.jit(do_not_specialize=["S", "C"])
 def rolling_kernel(
-    qkv, keys, values, distance, u, w, written, partial, out, H, S, C, stride_dh, stride_dc, scale,
+    qkv, keys, values, distance, u, w, written, partial, out, H, S, C, stride_dh, stride_dc, stride_w, scale,
     D: tl.constexpr, BD: tl.constexpr, SLOTS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     bh = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     b, h = bh // H, bh % H
-    before = tl.load(written)
+    before = tl.load(written + b * stride_w)
     slot = (before % S).to(tl.int32)
     filled = tl.minimum(before + 1, S).to(tl.int32)
     columns = tl.arange(0, BD)

@@ -1,0 +1,98 @@
+"""`longspan serve`: an HTTP server with an OpenAI-compatible API, sessions and a page."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from longspan.cli.options import DeviceName, DtypeName, Threads, machine, note, note_bundled
+from longspan.errors import ConfigError
+
+if TYPE_CHECKING:
+    from longspan.text_model import TextModel
+
+
+def serve(
+    models: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[MODEL ...]", help="Model folders or runs. Default: the bundled model."),
+    ] = None,
+    port: Annotated[int, typer.Option("--port", help="Port; 0 chooses a free one.")] = 8000,
+    host: Annotated[
+        str, typer.Option("--host", help="Address. Other than 127.0.0.1 it needs an API key.")
+    ] = "127.0.0.1",
+    allow_host: Annotated[
+        list[str], typer.Option("--allow-host", metavar="NAME", help="A further name that clients may use.")
+    ] = [],  # noqa: B006 (typer copies it)
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option("--api-key-file", help="A file with the API key. Default: the variable LONGSPAN_API_KEY."),
+    ] = None,
+    sessions: Annotated[
+        Path | None,
+        typer.Option("--sessions", metavar="FOLDER", help="Folder of saved and idle sessions. Default: in the cache."),
+    ] = None,
+    rows: Annotated[int, typer.Option("--rows", help="Streams that are decoded at the same time.")] = 32,
+    width: Annotated[int, typer.Option("--width", help="Rows per batch. Outputs depend on it by rounding.")] = 16,
+    queue: Annotated[int, typer.Option("--queue", help="Streams that may wait for a row.")] = 64,
+    grace: Annotated[
+        float, typer.Option("--grace", help="Seconds for running requests to finish after SIGTERM.")
+    ] = 10.0,
+    device: DeviceName = "auto",
+    dtype: DtypeName = "auto",
+    threads: Threads = 0,
+) -> None:
+    """Serve models with an OpenAI-compatible API, sessions and a page."""
+    try:
+        from longspan.serving.run import serve as run
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in ("fastapi", "uvicorn", "prometheus_client", "starlette"):
+            raise
+        raise ConfigError(f"serve needs {error.name}; run pip install 'longspan[serve]'") from None
+    from longspan.data.cache import cache_folder
+    from longspan.serving.settings import Settings
+
+    settings = Settings(
+        host=host,
+        port=port,
+        allowed_hosts=tuple(allow_host),
+        api_key=_api_key(api_key_file),
+        rows=rows,
+        width=width,
+        queue=queue,
+        shutdown_timeout=grace,
+        state_folder=sessions or cache_folder() / "sessions",
+    )
+    where = machine(device, dtype, threads)
+    texts = _load(models or [], str(where.device), str(where.dtype))
+
+    def announce(address: str) -> None:
+        note_bundled(models[0] if models else None)
+        note(f"serving {', '.join(texts)} at {address} (Ctrl-C stops)")
+
+    run(texts, settings, announce)
+
+
+def _load(models: list[Path], device: str, dtype: str) -> "dict[str, TextModel]":
+    """The models by the names of their folders."""
+    from longspan.text_model import load
+
+    if not models:
+        return {"bundled": load(device=device, dtype=dtype)}
+    texts: dict[str, TextModel] = {}
+    for path in models:
+        name = path.resolve().name
+        if name in texts:
+            raise ConfigError(f"two models are called {name!r}; rename the folder {path}")
+        texts[name] = load(path, device=device, dtype=dtype)
+    return texts
+
+
+def _api_key(path: Path | None) -> str | None:
+    if path is None:
+        return os.environ.get("LONGSPAN_API_KEY") or None
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key-file {path} cannot be read: {error}") from None

@@ -26,6 +26,7 @@ from longspan.cli import (
     recipes,
     recl,
     report,
+    score,
     tokenizer,
     train,
 )
@@ -65,6 +66,7 @@ app.command("import")(convert.import_model)
 app.command("export")(export.export)
 app.command("train")(train.train)
 app.command("eval")(evaluate.evaluate)
+app.command("score")(score.score)
 app.command("generate")(generate.generate)
 app.command("demo")(demo.demo)
 app.command("recl")(recl.recl)

@@ -14,6 +14,7 @@ from longspan.experiments.compare import member
 from longspan.experiments.compare.contexts import measure_contexts
 from longspan.experiments.compare.member import Setup
 from longspan.experiments.compare.results import ResultsFile
+from longspan.terminal import progress_line
 from longspan.training.recipe import Recipe
 
 Log = Callable[[str], None]
@@ -92,7 +93,8 @@ def compare(
     log("measuring contexts")
     # Opened only now: a model that is held while others train would count towards their peak memory.
     trained = [member.open_member(name, recipe, results.folder / name, setup) for name, recipe in recipes.items()]
-    found, notes = measure_contexts(trained, contexts, targets, results.contexts)
+    with progress_line("measuring contexts"):
+        found, notes = measure_contexts(trained, contexts, targets, results.contexts)
     results.save()
     return Comparison(rows, found, notes)
 
@@ -125,7 +127,8 @@ def _complete(row: Row, file: Path, results: ResultsFile, setup: Setup, log: Log
     scored_as = key(one.loaded.hash, one.held_out.fingerprint, settings, setup.tokens)
     if entry.get("known_by") != scored_as:
         log(f"scoring {row.name}")
-        entry |= {"score": member.score_member(one, setup.tokens), "known_by": scored_as}
+        with progress_line(f"scoring {row.name}") as progress:
+            entry |= {"score": member.score_member(one, setup.tokens, progress), "known_by": scored_as}
         results.save()
     row.score = entry["score"]
     return recipe

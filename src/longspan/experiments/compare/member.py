@@ -16,6 +16,7 @@ from longspan.errors import DataError, LongspanError, TrainingError
 from longspan.experiments.compare.budget import Budget
 from longspan.experiments.compare.peak import peak_memory, release_memory
 from longspan.models.families import family, outline
+from longspan.scoring.losses import Progress
 from longspan.scoring.score import score
 from longspan.training import run
 from longspan.training.observers.metrics import read_lines
@@ -105,11 +106,11 @@ def open_member(name: str, recipe: Recipe, out: Path, setup: Setup) -> TrainedMe
     return TrainedMember(name, recipe, loaded, text)
 
 
-def score_member(one: TrainedMember, tokens: int) -> dict[str, Any]:
+def score_member(one: TrainedMember, tokens: int, progress: Progress | None = None) -> dict[str, Any]:
     """The score of the held-out text: as a stream, or with a sliding window if the model has no memory."""
     model, text = one.loaded.model, one.held_out
     try:
-        found = score(model, text.excerpt(0, tokens or None))
+        found = score(model, text.excerpt(0, tokens or None), progress=progress)
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise

@@ -32,6 +32,7 @@ from longspan.cli import (
 )
 from longspan.errors import LongspanError, UnknownNameError
 from longspan.terminal import guarded_streams, is_silent, visible
+from longspan.threads import prepare_threads
 
 app = typer.Typer(
     name="longspan",
@@ -199,6 +200,7 @@ def _print_error(message: str, code: int = 2) -> int:
 
 
 def main() -> None:
+    prepare_threads()  # before torch is imported
     sys.exit(run())
 
 

@@ -66,7 +66,10 @@ def train(
 
     from longspan import config
     from longspan.training import run
+    from longspan.training.folder import recorded_threads
 
+    if resume == "auto" and out is not None:
+        threads = threads or recorded_threads(out)
     where = machine(device, dtype, threads)
     overrides = [*set_, *([f"training.precision={dtype}"] if dtype != "auto" else [])]
     form = {"data.field": field, "data.encoding": encoding}

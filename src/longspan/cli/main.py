@@ -29,6 +29,7 @@ from longspan.cli import (
     score,
     tokenizer,
     train,
+    write,
 )
 from longspan.errors import LongspanError, UnknownNameError
 from longspan.terminal import guarded_streams, is_silent, visible
@@ -69,6 +70,7 @@ app.command("train")(train.train)
 app.command("eval")(evaluate.evaluate)
 app.command("score")(score.score)
 app.command("generate")(generate.generate)
+app.command("write")(write.write)
 app.command("demo")(demo.demo)
 app.command("recl")(recl.recl)
 app.command("figures")(figures.figures)

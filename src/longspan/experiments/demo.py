@@ -27,7 +27,7 @@ from longspan.training.observer import Observer
 from longspan.training.recipe import Recipe, build_recipe
 
 MEMORIES = (16, 64, 256, 1024)
-STEPS, SHOWN_STEPS = 400, (40, 100, 400)
+STEPS, SHOWN_STEPS = 300, (40, 100, 300)
 SAMPLE = 220
 STORY_MEMORIES = (16, 64, 256)
 TRAINING_BYTES, HELD_OUT_BYTES = 400_000, 12_000

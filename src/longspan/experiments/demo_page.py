@@ -26,7 +26,7 @@ def write_page(path: Path, on_page: Sequence[Row], on_stories: Sequence[Row], wa
 def _memory(rows: Sequence[Row], folder: Path) -> Section:
     size = demo.PAGE.stat().st_size
     draw_bits(rows, folder, "page", f"A page of {size:,} bytes that no model has seen")
-    caption = "The bundled model with longer and longer memories, and compressors, which start without any knowledge."
+    caption = "The bundled model with longer and longer memories, and compressors. Only brotli knows some English."
     body = figure(folder / "page.svg", caption) + _table(rows)
     return Section("The bundled model", body)
 

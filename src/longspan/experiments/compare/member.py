@@ -15,6 +15,7 @@ from longspan.data import Encoded, open_corpus
 from longspan.errors import DataError, LongspanError, TrainingError
 from longspan.experiments.compare.budget import Budget
 from longspan.experiments.compare.peak import peak_memory, release_memory
+from longspan.experiments.compare.variants import Variant
 from longspan.models.families import family, outline
 from longspan.scoring.losses import Progress
 from longspan.scoring.score import score
@@ -48,10 +49,12 @@ class TrainedMember:
     held_out: Encoded
 
 
-def read_recipe(file: Path, setup: Setup) -> Recipe:
-    """The recipe with the text, seed and limit of the comparison instead of its own."""
+def read_recipe(variant: Variant, setup: Setup) -> Recipe:
+    """The recipe of a variant with the text, seed and limit of the comparison instead of its own."""
     limit = [f"training.{name}={value}" for name, value in setup.budget.limit.items()]
-    chosen = run.resolve(file, [*setup.overrides, *limit], data=setup.data, seed=setup.seed)
+    seed = setup.seed if variant.seed is None else variant.seed
+    overrides = [*setup.overrides, *variant.overrides, *limit]
+    chosen = run.resolve(variant.file, overrides, data=setup.data, seed=seed)
     chosen = dataclasses.replace(chosen, data=dataclasses.replace(chosen.data, valid=None, test=None))
     if limit:
         others: dict[str, Any] = {"steps": None, "tokens": None, "seconds": None} | setup.budget.limit

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from longspan.cli.keys import training_help
 from longspan.cli.options import (
     DeviceName,
     Encoding,
@@ -91,6 +92,9 @@ def train(
         print(outcome.sentence, file=sys.stderr if outcome.interrupted else sys.stdout)
     if outcome.interrupted is not None:
         raise typer.Exit(128 + int(outcome.interrupted))
+
+
+train.__doc__ = f"{train.__doc__}\n\n{training_help()}"
 
 
 def _print_cost(recipe: "Recipe", device: "torch.device") -> None:

@@ -62,7 +62,7 @@ def surprisal(data: bytes, offsets: Offsets, losses: NDArray[np.float32], per: P
     """The surprisal of a text from the offsets of its tokens and their losses in nats, all but that of the first."""
     tokens = np.ones(len(offsets), np.int64)
     tokens[:1] = 0
-    bits = np.zeros(len(offsets))
+    bits: NDArray[np.float64] = np.zeros(len(offsets))
     bits[1:] = losses.astype(np.float64) / math.log(2)
     places = _Characters(data)
     if per == "token":
@@ -72,7 +72,7 @@ def surprisal(data: bytes, offsets: Offsets, losses: NDArray[np.float32], per: P
         unit = np.searchsorted(ends, np.maximum(offsets[:, 1], 1), side="left")
         unit = np.minimum(unit, len(spans) - 1)  # what follows the last unit belongs to it
         tokens = np.bincount(unit, tokens, len(spans)).astype(np.int64)
-        bits = np.bincount(unit, bits, len(spans))
+        bits = np.bincount(unit, bits, len(spans)).astype(np.float64)
     return Surprisal(per, data, spans, places.of(spans), tokens, np.where(tokens > 0, bits, np.nan))
 
 

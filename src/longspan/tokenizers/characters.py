@@ -95,7 +95,8 @@ class CharacterTokenizer(Tokenizer):
 
     def encode_with_offsets(self, text: str | bytes) -> tuple[Ids, Offsets]:
         data = to_bytes(text)
-        ids, points = self.encode(data), np.concatenate([code_points(""), *decode_blocks([data], self.alphabet, "the text")])
+        ids, blocks = self.encode(data), decode_blocks([data], self.alphabet, "the text")
+        points = np.concatenate([code_points(""), *blocks])
         sizes = np.ones(len(points), np.int64) if self.alphabet == "bytes" else utf8_sizes(points)
         kept = ~np.isin(points, code_points(self.dropped))
         return ids, offsets_of_sizes(sizes)[kept]

@@ -6,7 +6,7 @@ SEED   ?= 1
 
 .PHONY: demo test check lint docs figures parity torture gpu bundled clean
 
-demo: $(VENV)/.ready            ## trains and scores two models in under five minutes
+demo: $(VENV)/.ready            ## what memory is worth, and a small model that learns; under three minutes
 	$(BIN)/longspan demo
 
 test: $(VENV)/.ready            ## all tests but those marked gpu or torture
@@ -45,7 +45,8 @@ bundled: $(VENV)/.ready         ## RUN=folder: makes the bundled model and its c
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,plots,zstd,arrow,serve]"
+	$(BIN)/pip install --quiet --constraint constraints.txt \
+	    --editable ".[dev,plots,zstd,arrow,serve,write,brotli,hf,onnx,metrics]"
 	touch $@
 
 $(VENV)/.docs-ready: $(VENV)/.ready

@@ -103,7 +103,8 @@ def test_the_typed_settings_are_those_of_a_reading() -> None:
     assert typing.get_type_hints(ReadingSettings) == typing.get_type_hints(longspan.Reading)
     assert set(typing.get_type_hints(ContextSettings)) == set(typing.get_type_hints(ReadingSettings)) - {"temperature"}
     sampling = {field.name for field in dataclasses.fields(Sampling)}
-    assert set(typing.get_type_hints(GenerationOptions)) == {*typing.get_type_hints(ContextSettings), *sampling, "seed"}
+    options = {*typing.get_type_hints(ContextSettings), *sampling, "seed", "stop"}
+    assert set(typing.get_type_hints(GenerationOptions)) == options
 
 
 @pytest.mark.parametrize("name", ["initial_state", "losses", "reach", "has_memory"])

@@ -31,6 +31,7 @@ __all__ = [
     "State",
     "StateError",
     "SubwordTokenizer",
+    "Surprisal",
     "TextModel",
     "Tokenizer",
     "TrainingError",
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from longspan.reading import Reading, ReadingSettings
     from longspan.scoring.dynamic import Dynamics
     from longspan.scoring.score import Score
+    from longspan.scoring.surprisal import Surprisal
     from longspan.text_model import TextModel
     from longspan.tokenizers import ByteTokenizer, CharacterTokenizer, SubwordTokenizer, Tokenizer, WordTokenizer
 
@@ -107,6 +109,7 @@ _MODULES = {
     ),
     "longspan.scoring.dynamic": ("Dynamics",),
     "longspan.scoring.score": ("Score",),
+    "longspan.scoring.surprisal": ("Surprisal",),
     "longspan.text_model": ("TextModel",),
     "longspan.tokenizers": (
         "ByteTokenizer",

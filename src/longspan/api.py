@@ -189,8 +189,8 @@ def generate(
 ) -> str | list[str]:
     """The text that follows a prompt, or a list of texts for a list of prompts. Default model: the bundled one.
 
-    `options` are those of `TextModel.generate`: temperature, top_k, top_p, min_p, seed and reading settings. A
-    path is loaded on `device`; a given model stays where it is.
+    `options` are those of `TextModel.generate`: temperature, top_k, top_p, min_p, penalties, seed, stop and reading
+    settings. A path is loaded on `device`; a given model stays where it is.
     """
     with _opened(model, device) as opened:
         return opened.generate(prompt, max_new_tokens, **options)

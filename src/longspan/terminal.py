@@ -6,6 +6,7 @@ commands that move the cursor, rename the window or write to the clipboard. Pipe
 
 import os
 import sys
+import threading
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
@@ -14,6 +15,8 @@ from typing import Any, TextIO
 
 _ESCAPED = {"Cc", "Cf", "Zl", "Zp"}  # control, format (bidi overrides, zero-width, tags), line and paragraph separators
 _KEPT = frozenset("\n\t\u200c\u200d")  # Persian, Indic scripts and emoji need the zero-width (non-)joiner
+PLAIN_SECONDS = 10.0
+"""The time between two lines of progress where there is no terminal for a bar."""
 
 
 def is_silent() -> bool:
@@ -71,16 +74,40 @@ def unguarded(stream: TextIO) -> TextIO:
 
 
 @contextmanager
-def progress_line(label: str, every: float = 5.0) -> Iterator[Callable[[int, int], None]]:
-    """A function that prints the part done and the time left to standard error every few seconds."""
-    began = printed = time.monotonic()
+def progress_line(label: str, every: float | None = None) -> Iterator[Callable[[int, int | None], None]]:
+    """Prints a line to standard error every ten seconds: the part done and the time left, or the time so far.
 
-    def update(done: int, total: int) -> None:
-        nonlocal printed
-        now = time.monotonic()
-        if now - printed >= every and done:
-            printed = now
-            minutes, seconds = divmod(round((now - began) * (total - done) / done), 60)
-            print(f"{label}: {100 * done // total}%, {minutes}:{seconds:02d} left", file=sys.stderr, flush=True)
+    Yields a function to call with the amount done and the total. The lines come from a thread, so that they also appear
+    while a single step takes long.
+    """
+    began, ended, pause = time.monotonic(), threading.Event(), PLAIN_SECONDS if every is None else every
+    state: tuple[int, int | None] = (0, None)
 
-    yield update
+    def update(done: int, total: int | None) -> None:
+        nonlocal state
+        state = (done, total)
+
+    def report(stream: TextIO) -> None:
+        while not ended.wait(pause):
+            print(f"{label}: {_shown_progress(*state, time.monotonic() - began)}", file=stream, flush=True)
+
+    reporter = threading.Thread(target=report, args=(sys.stderr,), daemon=True)
+    if not is_silent():
+        reporter.start()
+    try:
+        yield update
+    finally:
+        ended.set()
+        if reporter.is_alive():
+            reporter.join()
+
+
+def _shown_progress(done: int, total: int | None, seconds: float) -> str:
+    if not done or not total:
+        return f"{_clock(seconds)} so far"
+    return f"{100 * done // total}%, {_clock(seconds * (total - done) / done)} left"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"

@@ -16,12 +16,15 @@ from longspan.config import convert
 from longspan.contract import LanguageModel, State
 from longspan.decoding.sampling import Sampling
 from longspan.decoding.session import Session, TextStream
+from longspan.decoding.stop import StopText
 from longspan.device import find_device, find_dtype
 from longspan.errors import ConfigError, DataError, StateError
 from longspan.models.families import name_of
 from longspan.reading import ContextSettings, Reading, ReadingSettings
 from longspan.scoring.dynamic import Dynamics
 from longspan.scoring.score import Method, Score, score
+from longspan.scoring.surprisal import Per, Surprisal
+from longspan.scoring.surprisal_files import surprisals
 from longspan.segments import map_segments
 from longspan.shapes import Bool, Float, Int, Tensor
 from longspan.tokenizers import Tokenizer
@@ -37,7 +40,11 @@ class GenerationOptions(ContextSettings, total=False):
     top_k: int
     top_p: float
     min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
     seed: int
+    stop: Sequence[str]
 
 
 class TextModel:
@@ -170,6 +177,28 @@ class TextModel:
         return dataclasses.replace(found, bytes=size, words=len(data.split()))
 
     @overload
+    def surprisal(  # type: ignore[overload-overlap]  # a str is a Sequence[str]; the first overload wins
+        self, text: Text, per: Per = "token", *, batch: int = 8, **settings: Unpack[ReadingSettings]
+    ) -> Surprisal: ...
+    @overload
+    def surprisal(
+        self, text: Sequence[Text], per: Per = "token", *, batch: int = 8, **settings: Unpack[ReadingSettings]
+    ) -> list[Surprisal]: ...
+    def surprisal(
+        self, text: Text | Sequence[Text], per: Per = "token", *, batch: int = 8, **settings: Unpack[ReadingSettings]
+    ) -> Surprisal | list[Surprisal]:
+        """The surprisal of every "token", "word" or "line" of a text, or of the "document", with offsets in bytes and
+        characters; a list for a list of texts.
+
+        The losses are those of `score`, and their sums are equal. `batch` texts of a list are read in parallel.
+        """
+        each = [text] if isinstance(text, str | bytes) else _texts(text)
+        named, reading = [("the text", to_bytes(one)) for one in each], self.reading_with(**settings)
+        unit = convert(Per, per, "per")
+        found = [one for _, one in surprisals(self.model, self.tokenizer, named, unit, reading, batch=batch)]
+        return found[0] if isinstance(text, str | bytes) else found
+
+    @overload
     def hidden_states(  # type: ignore[overload-overlap]  # a str is a Sequence[str]; the first overload wins
         self, text: Text
     ) -> tuple[Float[Tensor, "T D"], ...]: ...
@@ -250,20 +279,26 @@ class TextModel:
         }
         save_state(path, session.decoder.state(), model_hash=self.hash, extra=extra)
 
-    def stream(self, session: Session, count: int, sampling: Sampling, *, last: bool = True) -> Iterator[str]:
+    def stream(
+        self, session: Session, count: int, sampling: Sampling, *, last: bool = True, stop: Sequence[str] = ()
+    ) -> Iterator[str]:
         """Generate `count` tokens and yield text as soon as its characters are complete.
 
-        If this call is the `last`, an incomplete character at the end becomes a replacement character; otherwise the
-        session keeps its bytes.
+        Generation ends at the first of the strings `stop`, which is not yielded; the session has read it. If this call
+        is the `last`, an incomplete character at the end becomes a replacement character; otherwise the session keeps
+        its bytes.
         """
-        text = TextStream(session.held)
+        text, until = TextStream(session.held), StopText(stop)
         for token in session.write(count, sampling):
-            piece = text.push(self.tokenizer.decode_bytes([token]))
+            piece = until.push(text.push(self.tokenizer.decode_bytes([token])))
             session.held = text.held
             if piece:
                 yield piece
-        if last and (rest := text.close()):
+            if until.stopped:
+                return
+        if last:
             session.held = b""
+        if rest := until.push(text.close() if last else "") + until.close():
             yield rest
 
     def echo(self, session: Session, prompt: Text) -> str:
@@ -290,30 +325,31 @@ class TextModel:
         top_k: int = 0,
         top_p: float = 1.0,
         min_p: float = 0.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repetition_penalty: float = 1.0,
         seed: int = 0,
+        stop: Sequence[str] = (),
         **settings: Unpack[ContextSettings],
     ) -> str | list[str]:
         """The text that follows the prompt; a list of texts for a list of prompts. `settings` change the reading.
+
+        The text ends before the first of the strings `stop`. Penalties count generated tokens (`Sampling`).
 
         `temperature` is that of sampling; 0 is greedy. It divides logits that already include the temperature of the
         reading: `load(temperature=2).generate("a", temperature=0.5)` samples from the model's own distribution.
         """
         if convert(int, max_new_tokens, "max_new_tokens") < 0:
             raise ConfigError(f"max_new_tokens={max_new_tokens} must be at least 0")
-        sampling = Sampling(temperature, top_k, top_p, min_p)
-        if not isinstance(prompt, str | bytes):
-            options: GenerationOptions = {
-                "temperature": temperature,
-                "top_k": top_k,
-                "top_p": top_p,
-                "min_p": min_p,
-                "seed": seed,
-                **settings,
-            }
-            return [self.generate(one, max_new_tokens, **options) for one in _texts(prompt)]
-        session = self.session(prompt, seed=seed, **settings)
-        self.echo(session, prompt)
-        return "".join(self.stream(session, max_new_tokens, sampling))
+        penalties = (presence_penalty, frequency_penalty, repetition_penalty)
+        sampling = Sampling(temperature, top_k, top_p, min_p, *penalties)
+        each = [prompt] if isinstance(prompt, str | bytes) else _texts(prompt)
+        found = []
+        for one in each:
+            session = self.session(one, seed=seed, **settings)
+            self.echo(session, one)
+            found.append("".join(self.stream(session, max_new_tokens, sampling, stop=stop)))
+        return found[0] if isinstance(prompt, str | bytes) else found
 
 
 def _texts(texts: Sequence[Text]) -> Sequence[Text]:

@@ -13,6 +13,7 @@ import torch
 
 from longspan.experiments.compare.budget import parse_budget
 from longspan.experiments.compare.member import Setup, read_recipe
+from longspan.experiments.compare.variants import Variant
 from longspan.training import run
 from longspan.training.loop import Trainer
 
@@ -66,7 +67,7 @@ def write_times(folder: str) -> dict[str, int]:
 def test_the_text_of_the_comparison_replaces_that_of_the_recipe(cli: Cli, novel: Path) -> None:
     file = recipe("r.toml", "lstm", data=f'valid = "{novel}"\ntest = "{novel}"')
     setup = Setup(str(novel), parse_budget(""), torch.device("cpu"), torch.float32)
-    assert read_recipe(Path(file), setup).data.paths == {"corpus": str(novel)}
+    assert read_recipe(Variant(Path(file), "x", "x"), setup).data.paths == {"corpus": str(novel)}
 
 
 def test_numbers_equal_those_of_eval_recl_and_the_runs(cli: Cli, novel: Path, no_report: None) -> None:
@@ -285,3 +286,29 @@ def test_wrong_use_is_one_sentence_and_creates_nothing(cli: Cli, novel: Path) ->
     cli(*good[:-1], "full").refused("full is not empty", "compare.json")
     Path("full/compare.json").write_text("[]")
     cli(*good[:-1], "full").refused("full/compare.json")
+
+
+def test_seeds_and_a_grid(cli: Cli, novel: Path, no_report: None) -> None:
+    file = recipe("r.toml", "lstm")
+    grid = ["--seeds", 2, "--grid", "training.lr=0.01,0.03", "--set", "model.width=8", *FEW]
+    found = cli("compare", file, "--data", novel, "--out", "g", *grid, "--json")
+    assert found.code == 0, found.err
+    rates = {"0.01": 0.01, "0.03": 0.03}
+    names = {f"r--training.lr={rate}--seed-{seed}": (rates[rate], seed) for rate in rates for seed in (1, 2)}
+    members = by_name(found.json)
+    assert set(members) == set(names)
+    for name, (rate, seed) in names.items():
+        trained: Any = run.resolve(Path("g") / name / "recipe.toml")
+        assert (trained.training.lr, trained.training.seed, trained.model.width) == (rate, seed, 8)
+    for one, rate in zip(found.json["seeds"], rates, strict=True):
+        bits = [members[f"r--training.lr={rate}--seed-{seed}"]["bits"] for seed in (1, 2)]
+        assert one["group"] == f"r training.lr={rate}"
+        assert (one["seeds"], one["bits"], one["deviation"]) == (
+            2, pytest.approx(statistics.mean(bits)), pytest.approx(abs(bits[0] - bits[1]) / 2**0.5)
+        )  # fmt: skip
+    before = write_times("g")
+    again = cli("compare", file, "--data", novel, "--out", "g", *grid)
+    assert "standard deviation" in again.out
+    assert {path for path, time in write_times("g").items() if before[path] != time} <= {"g/compare.json"}
+    cli("compare", file, "--data", novel, "--out", "h", "--seeds", 0).refused("--seeds 0")
+    cli("compare", file, "--data", novel, "--out", "h", "--grid", "lr").refused("'lr'")

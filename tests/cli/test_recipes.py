@@ -47,9 +47,10 @@ def test_only_a_result_that_uses_nothing_more_than_a_published_one_is_comparable
 
 def test_the_default_output_is_a_table(cli: Cli) -> None:
     lines = cli("recipes").out.splitlines()
-    assert lines[0].split()[:3] == ["recipe", "family", "parameters"]
-    assert len(lines) == 1 + len(recipe_names())
-    result = f"{load_recipe('demo').result.score:g} bits per byte"
+    assert lines[0].split()[:3] == ["recipe", "family", "size"]
+    assert max(map(len, lines)) <= 100
+    assert len(lines) == 1 + len(recipe_names()) + 3
+    result = f"{load_recipe('demo').result.score:g} bpb"
     assert any(line.startswith("demo ") and result in line for line in lines)
 
 

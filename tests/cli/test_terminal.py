@@ -3,6 +3,7 @@
 import os
 import pty
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from longspan.cli.main import run
-from longspan.terminal import guarded_streams, visible
+from longspan.terminal import guarded_streams, progress_line, visible
 
 from .conftest import Cli
 
@@ -102,6 +103,29 @@ def test_progress_bars_are_drawn_and_errors_beside_them_are_escaped(monkeypatch:
     assert "\x1b[" in drawn
     assert "\\x1b[" not in drawn.replace("a\\x1b[2Jb", "")
     assert "a\\x1b[2Jb" in drawn
+
+
+def test_without_a_terminal_progress_is_a_line_now_and_then(capfd: pytest.CaptureFixture[str]) -> None:
+    """Also while a step takes long; and none after the end."""
+    with progress_line("reading", every=0.05) as update:
+        time.sleep(0.13)
+        update(1, 4)
+        time.sleep(0.13)
+        update(5, None)
+        time.sleep(0.08)
+    time.sleep(0.1)
+    lines = capfd.readouterr().err.splitlines()
+    assert 3 <= len(lines) <= 6
+    assert lines[0] == "reading: 0:00 so far"
+    assert [line for line in lines if line.startswith("reading: 25%, 0:0") and line.endswith(" left")]
+    assert lines[-1] == "reading: 0:00 so far"
+
+
+def test_a_piped_eval_prints_progress(cli: Cli, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("longspan.terminal.PLAIN_SECONDS", 0.01)
+    found = cli("eval", model, "--data", text, "--json")
+    assert [line for line in found.err.splitlines() if line.startswith("scoring: ")], found.err
+    assert found.json["scored"] > 0
 
 
 def test_streams_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:

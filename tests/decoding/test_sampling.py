@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from longspan.decoding.sampling import Sampling
+from longspan.contract import Decoder, State
+from longspan.decoding.sampling import Sampling, sampler
 from longspan.errors import ConfigError
 
 LOGITS = torch.log(torch.tensor([[0.5, 0.25, 0.15, 0.1]]))
@@ -51,6 +52,9 @@ def test_temperature_zero_is_greedy_for_every_seed() -> None:
         ("top_p", 1.1, r"top_p=1\.1"),
         ("min_p", -0.1, r"min_p=-0\.1"),
         ("min_p", 2, "min_p=2"),
+        ("presence_penalty", 101, "presence_penalty=101"),
+        ("frequency_penalty", float("inf"), "frequency_penalty=inf"),
+        ("repetition_penalty", 0, "repetition_penalty=0"),
     ],
 )
 def test_settings_out_of_range_are_refused(name: str, value: float, message: str) -> None:
@@ -72,3 +76,41 @@ def test_rows_with_non_finite_logits_give_minus_one(sampling: Sampling) -> None:
     assert chosen[:6] == [-1] * 6
     assert 0 <= chosen[6] < 4
     assert chosen[7:] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("penalties", "expected"),
+    [
+        ({}, [2.0, -1.0, 0.5, 3.0]),
+        ({"presence_penalty": 0.5}, [1.5, -1.5, 0.5, 3.0]),
+        ({"frequency_penalty": 0.5}, [0.5, -1.5, 0.5, 3.0]),
+        ({"repetition_penalty": 2}, [1.0, -2.0, 0.5, 3.0]),
+        ({"repetition_penalty": 2, "frequency_penalty": 1, "presence_penalty": 0.25}, [-2.25, -3.25, 0.5, 3.0]),
+    ],
+)
+def test_penalties(penalties: dict[str, float], expected: list[float]) -> None:
+    logits, counts = torch.tensor([[2.0, -1.0, 0.5, 3.0]]), torch.tensor([[3.0, 1.0, 0.0, 0.0]])
+    found = Sampling(**penalties).penalised(logits, counts)
+    torch.testing.assert_close(found, torch.tensor([expected]).double())
+
+
+class Constant(Decoder):
+    """The same logits after every token."""
+
+    def prefill(self, tokens: torch.Tensor) -> None: ...
+
+    def launch(self, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([[3.0, 2.5, 1.0, 99.0], [0.0, 0.0, 5.0, 99.0]])
+
+    def state(self) -> State:
+        raise NotImplementedError
+
+
+def test_a_sampler_counts_the_tokens_it_chose_per_row() -> None:
+    """By hand: every choice lowers that token of that row by 1. Token 3 is not known."""
+    sample = sampler(Constant(), Sampling(temperature=0, frequency_penalty=1), torch.Generator(), known=3)
+    token, chosen = torch.zeros(2, dtype=torch.int64), []
+    for _ in range(5):
+        token = sample(token)
+        chosen.append(token.tolist())
+    assert chosen == [[0, 2], [1, 2], [0, 2], [1, 2], [0, 2]]

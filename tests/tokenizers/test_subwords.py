@@ -160,3 +160,15 @@ def test_other_decoders(tmp_path: Path) -> None:
     assert tokenizer.encode("a aé").tolist() == [3, 3, 4, 5]
     assert tokenizer.decode([3, 3, 4, 5]) == " a aé"
     assert library.decode([3, 3, 4, 5]) == "a aé"
+    _, offsets = tokenizer.encode_with_offsets("a aé")
+    # The added space is not in the text, so characters of the library are used: both bytes of é are the whole é.
+    assert offsets.tolist() == [[0, 1], [1, 3], [3, 5], [3, 5]]
+
+
+def test_offsets_of_lossless_tokens_are_exact_bytes(trained: dict[tuple[str, bool], SubwordTokenizer]) -> None:
+    data = "a town's naïve, 猫\n\nżrivers 😀".encode()
+    for tokenizer in trained.values():
+        ids, offsets = tokenizer.encode_with_offsets(data)
+        pieces = [data[first:last] for first, last in offsets]
+        assert b"".join(pieces) == data
+        assert pieces == [tokenizer.decode_bytes([token]) for token in ids]

@@ -5,6 +5,8 @@ from pathlib import Path
 from longspan.errors import CheckpointError
 
 FOLDER = Path(__file__).parent / "novels"
+PAGE = FOLDER.parent / "page.txt"
+"""A page of English prose that was written for longspan, so no model has seen it."""
 ABOUT = "the bundled model, trained on English novels"
 
 

@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 
 from longspan import config
 from longspan.checkpoints import store
+from longspan.checkpoints.int8 import DTYPE, quantised, restored
 from longspan.checkpoints.manifest import CARD, MANIFEST, SHARD, Entry, Verified, read_json
 from longspan.checkpoints.shards import read_tensors
 from longspan.checkpoints.store import CheckpointWarning, Content
@@ -63,14 +64,18 @@ def save_model(
     extra: Mapping[str, Content] | None = None,
     replace: bool = False,
     weights: Mapping[str, Tensor] | None = None,
+    int8: bool = False,
 ) -> str:
     """Write a MODEL folder atomically and return its hash. `extra` files are added to the folder and its manifest.
+    `int8` stores matrices as int8 (`checkpoints/int8.py`).
 
     The card starts with the Markdown in `opening`, title included; `notes` say where the model comes from.
     """
+    tensors = dict(weights or full_weights(model))
+    dtype = DTYPE if int8 else None
     files: dict[str, Content] = {
-        **description(model, tokenizer, notes=notes, opening=opening),
-        WEIGHTS: partial(save_file, dict(weights or full_weights(model))),
+        **description(model, tokenizer, notes=notes, opening=opening, dtype=dtype),
+        WEIGHTS: partial(save_file, quantised(tensors) if int8 else tensors),
     }
     entries = store.write_folder(path, files | dict(extra or {}), replace=replace)
     identity = {"family": families.name_of(model), "model": config.plain(model.config)}
@@ -78,13 +83,18 @@ def save_model(
 
 
 def description(
-    model: LanguageModel, tokenizer: Tokenizer, *, notes: Iterable[str] = (), opening: str = ""
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    *,
+    notes: Iterable[str] = (),
+    opening: str = "",
+    dtype: str | None = None,
 ) -> dict[str, bytes]:
-    """The files of a MODEL folder except its weights."""
+    """The files of a MODEL folder except its weights. `dtype` is that of the file, by default that of the model."""
     described = {
         "format": FORMAT,
         "family": families.name_of(model),
-        "dtype": _dtype_name(model),
+        "dtype": dtype or _dtype_name(model),
         "tokenizer": tokenizer.kind,
         "model": config.plain(model.config),
         "reading": reading_of(model),
@@ -143,6 +153,8 @@ def open_model(
         tensors = read_tensors(verified, WEIGHTS)
         if described["format"] == 1:
             tensors = {upgrade_name(described["family"], name): tensor for name, tensor in tensors.items()}
+        if described["dtype"] == DTYPE:
+            described["dtype"], tensors = "float32", restored(tensors, str(path / WEIGHTS))
         stored_reading = _read_reading(described, path)
         _require_fit(stored, stored_reading, described, tokenizer, tensors, path)
     except CheckpointError:
@@ -232,9 +244,9 @@ def _read_config(content: bytes, path: Path) -> dict[str, Any]:
     kinds |= {} if found == 1 else {"reading": dict}
     if set(values) != {"format", *kinds} or not all(isinstance(values[key], kind) for key, kind in kinds.items()):
         raise CheckpointError(f"{path / CONFIG} must have format, {', '.join(kinds)} and nothing else; it is damaged")
-    if values["dtype"] not in DTYPES:
+    if values["dtype"] not in (*DTYPES, DTYPE):
         raise CheckpointError(
-            f"{path} has weights of dtype {values['dtype']!r:.40}; longspan reads {', '.join(DTYPES)}"
+            f"{path} has weights of dtype {values['dtype']!r:.40}; longspan reads {', '.join((*DTYPES, DTYPE))}"
         )
     values["identity"] = {key: values[key] for key in ("family", "model")}
     if found == 1:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longspan.cli.options import DeviceName, DtypeName, Json, Threads, machine, print_json
+from longspan.cli.options import DeviceName, DtypeName, Json, Set, Threads, machine, print_json
 from longspan.cli.progress import progress
 from longspan.cli.recl import parse_contexts
 from longspan.errors import ConfigError, TrainingError, counted
@@ -38,17 +38,27 @@ def compare(
         int | None, typer.Option("--targets", help="For RECL: number of tokens to predict. Default: 200.")
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of weights and dropout, for all recipes.")] = None,
+    seeds: Annotated[
+        int, typer.Option("--seeds", help="Train each this often, from --seed (else 1) on; prints mean and deviation.")
+    ] = 1,
+    set_: Set = [],  # noqa: B006 (typer copies it)
+    grid: Annotated[
+        list[str],
+        typer.Option("--grid", metavar="KEY=V,V,...", help="Train each recipe with each value; repeat for a product."),
+    ] = [],  # noqa: B006 (typer copies it)
     json: Json = False,
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
     """Train recipes under one budget and compare bits, speed, memory and RECL. A second run only adds missing parts."""
+    from longspan.config import parse_overrides
     from longspan.experiments.compare import group
     from longspan.experiments.compare.budget import parse_budget
     from longspan.experiments.compare.member import SPLIT, Setup
     from longspan.experiments.compare.results import name_members, open_results
     from longspan.experiments.compare.table import REPORT, write_report
+    from longspan.experiments.compare.variants import parse_grid, variants
     from longspan.experiments.figures.drawing import require_matplotlib
 
     require_matplotlib()
@@ -60,9 +70,14 @@ def compare(
         raise ConfigError(f"--tokens {tokens} must be at least 2, or 0 for all of the validation split")
     where = machine(device, dtype, threads)
     results = open_results(out, limits.limit)
-    members = name_members(recipes, results)
+    if seeds < 1:
+        raise ConfigError(f"--seeds {seeds} must be at least 1")
+    parse_overrides(set_)  # checks them
+    first = 1 if seed is None else seed
+    numbers = [seed] if seeds == 1 else [first + k for k in range(seeds)]
+    members = variants(name_members(recipes, results), parse_grid(grid), numbers)
     precision = () if dtype == "auto" else (f"training.precision={dtype}",)
-    setup = Setup(data, limits, where.device, where.dtype, precision, seed, tokens)
+    setup = Setup(data, limits, where.device, where.dtype, (*set_, *precision), seed, tokens)
     try:
         found = group.compare(members, results, setup, contexts=lengths, targets=targets, log=_log)
         if not json:
@@ -76,12 +91,14 @@ def compare(
         message, code = (str(stop), 128 + stop.number) if stopped else ("stopped", 130)  # type: ignore[union-attr]
         given = {"--budget": budget, "--data": data, "--out": out, "--tokens": tokens, "--contexts": contexts}
         given |= {"--targets": targets, "--seed": seed, "--device": device, "--dtype": dtype, "--threads": threads}
+        given |= {"--seeds": seeds, "--set": set_, "--grid": grid}
         _log(f"{message}; continue with: {_command(recipes, given)}")
         raise typer.Exit(code) from None
     page = str(out / REPORT) if found.complete else None
     if json:
         about: dict[str, Any] = {"budget": limits.facts, "data": data, "split": SPLIT, "report": page}
         about |= {"notes": found.notes, "peak_memory_of": "device" if where.device.type == "cuda" else "process"}
+        about |= {"seeds": [one.facts for one in found.spreads]}
         print_json({**about, "members": [row.facts for row in found.rows], "contexts": found.contexts})
     elif page:
         print(f"the report is in {page}")
@@ -95,18 +112,19 @@ def _log(line: str) -> None:
 
 def _command(recipes: Sequence[str], given: dict[str, Any]) -> str:
     """The command line that continues the comparison, without options that have their default."""
-    defaults = {"--tokens": TOKENS, "--device": "auto", "--dtype": "auto", "--threads": 0, "--budget": ""}
+    defaults = {"--tokens": TOKENS, "--device": "auto", "--dtype": "auto", "--threads": 0, "--budget": "", "--seeds": 1}
     flags = [
         word
         for flag, value in given.items()
         if value is not None and value != defaults.get(flag)
-        for word in (flag, str(value))
+        for each in (value if isinstance(value, list) else [value])
+        for word in (flag, str(each))
     ]
     return shlex.join(["longspan", "compare", *recipes, *flags])
 
 
 def _print_table(found: "Comparison", device: "torch.device") -> None:
-    from longspan.experiments.compare.table import cells, header, remarks
+    from longspan.experiments.compare.table import cells, header, remarks, spread_rows
 
     shown = {row.name: cells(row, found) for row in found.complete}
     columns = header(found)
@@ -118,6 +136,12 @@ def _print_table(found: "Comparison", device: "torch.device") -> None:
             _print_row(shown[row.name], widths)
         else:
             print(f"{row.name:<{widths[0]}}  failed: {row.failed}")
+    if means := spread_rows(found):
+        print()
+        sizes = [max(map(len, column)) for column in zip(*means, strict=True)]
+        for line in means:
+            _print_row(line, sizes)
+        print()
     if found.complete:
         print("\n".join(remarks(found, device)))
 

@@ -1,8 +1,8 @@
-"""`longspan demo`: text from the bundled model, then two models that show the use of a memory."""
+"""`longspan demo`: what memory is worth to the bundled model, and a small model that learns in a minute."""
 
 import sys
-import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,106 +10,113 @@ import typer
 
 from longspan.bundled import is_installed
 from longspan.cli.options import DeviceName, DtypeName, Threads, machine
-from longspan.cli.report import report
-from longspan.terminal import unguarded
+from longspan.cli.progress import progress
 
 if TYPE_CHECKING:
     import torch
 
-    from longspan.experiments.demo import Row
+    from longspan.experiments.demo import Moment, Row
+    from longspan.experiments.figures.memory_figure import MemoryCurve
     from longspan.text_model import TextModel
-    from longspan.training.recipe import Recipe
 
 OPENING = "The carriage had hardly stopped before the door was opened, and"
-PROMPT = "def "
+CONTINUATION = 250
+BAR = 40
 
 
 def demo(
-    out: Annotated[Path | None, typer.Option("--out", help="Keep the runs in this folder.")] = None,
-    page: Annotated[Path, typer.Option("--report", help="The HTML report to write.")] = Path("longspan-demo.html"),
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Keep the trained model here.")] = None,
+    page: Annotated[Path, typer.Option("--report", help="The HTML page to write.")] = Path("longspan-demo.html"),
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Generate text with the bundled model; train a small longspan-xl and a vanilla Transformer of the same size;
-    score both and write a report."""
-    from longspan.experiments.demo import WITH_MEMORY, WITHOUT_MEMORY
+    """Show what memory is worth to the bundled model, and train a small model that learns in a minute."""
+    from longspan.experiments.demo import train_small
+    from longspan.experiments.demo_page import write_page
     from longspan.experiments.figures.drawing import require_matplotlib
     from longspan.experiments.report.report import check_report_path
 
-    require_matplotlib()  # now, because the report comes last
+    require_matplotlib()  # now, because the page comes last
     check_report_path("--report", page)
+    began = time.perf_counter()
     where = machine(device, dtype, threads)
-    if is_installed():
-        _show_bundled(where.device)
-    with tempfile.TemporaryDirectory(prefix="longspan-demo-") as folder:
-        runs = Path(folder) if out is None else out
-        _show_training(runs, where.device)
-        print()
-        report([runs / WITH_MEMORY, runs / WITHOUT_MEMORY], page, device, dtype, threads)
+    on_page = _show_bundled(where.device) if is_installed() else []
+    _introduce_training()
+    small, watch = train_small(where.device, _print_moment)
+    on_stories = _show_stories(small)
+    write_page(page, on_page, on_stories, watch, time.perf_counter() - began)
+    if out is not None:
+        small.save(out, notes=["Trained by `longspan demo` on generated stories."])
+        print(f"The model is in {out}: longspan generate {out} -p 'Leo had a' --temp 0.6")
+    print(f"The figures are in {page}.")
 
 
-def _show_bundled(device: "torch.device") -> None:
-    from longspan.experiments.demo import one_thread
+def _show_bundled(device: "torch.device") -> "list[Row]":
+    from longspan.experiments.demo import PAGE, compressors, memory_curve, rows_of
     from longspan.text_model import load
 
     model = load(device=device)
     print(
-        f"The bundled model has {model.parameter_count:,} parameters and was trained on 90 English novels.\n"
-        f"It reads and generates bytes, with a memory of {model.reading.memory:,} of them. It continues this opening:\n"
+        f"1. The bundled model has {model.parameter_count:,} parameters and was trained on 90 English novels.\n"
+        "   It reads and generates bytes. It continues this opening:\n"
     )
-    with one_thread():
-        _print_continuation(model, OPENING, 300)
-    print('\nTry it: longspan generate -p "..." (`longspan docs bundled_model`). Next, two models are trained here.\n')
-
-
-def _show_training(out: Path, device: "torch.device") -> None:
-    from longspan.experiments.demo import WITH_MEMORY, demo_recipes, held_out_text, score_runs
-    from longspan.text_model import load
-
-    recipes = demo_recipes(device)
-    steps = recipes[WITH_MEMORY].training.steps
-    print(f"Training on the source code of Python's standard library, {steps} steps each.\n")
-    for name, recipe in recipes.items():
-        _train(recipe, out / name, device)
-    text = held_out_text()
-    print(f"\nScoring {len(text.ids):,} bytes of held-out files.\n")
-    rows = score_runs(out, text, device)
-    _print_table(rows)
-    ratio = (rows[0].bytes_per_second or 0) / (rows[1].bytes_per_second or 1)
+    _print_continuation(model, OPENING, CONTINUATION)
+    content = PAGE.read_bytes()
     print(
-        f"\nWith memory the loss is {rows[1].bits - rows[0].bits:.2f} bits per byte lower and scoring is {ratio:.0f} "
-        "times as fast: a sliding\nwindow is computed again for every byte, a memory only once.\n"
+        f"\n2. What memory is worth: {len(content):,} bytes that no model has seen, read with the same weights and\n"
+        "   longer and longer memories. Bits per byte are the size of the text if the model compressed it.\n"
     )
-    print(f"Generated after {PROMPT!r}:\n")
-    _print_continuation(load(out / WITH_MEMORY, device=device), PROMPT, 400)
+    with progress("scoring") as bar:
+        curve = memory_curve(model, bar)
+    rows = [*rows_of(model, curve, "bundled model"), *compressors(content)]
+    _print_bars(rows)
+    print(
+        f"\n   With {curve.memories[-1]:,} bytes of memory it needs {_saved(curve):.0%} fewer bits than with "
+        f"{curve.memories[0]}.\n   Try it: longspan score FILE --memory 64 --per document\n"
+    )
+    return rows
 
 
-def _train(recipe: "Recipe", out: Path, device: "torch.device") -> None:
-    from longspan.training import run
+def _introduce_training() -> None:
+    from longspan.experiments.demo import HELD_OUT_BYTES, STEPS, TRAINING_BYTES
 
-    began = time.perf_counter()
-    print(f"{out.name} ...", flush=True)
-    outcome = run.train(recipe, out, resume="auto", device=device)
-    if outcome.interrupted is not None:
-        print(outcome.sentence, file=sys.stderr)
-        raise typer.Exit(128 + int(outcome.interrupted))
-    print(f"  {outcome.step} steps in {time.perf_counter() - began:.0f} s")
+    print(
+        f"3. A small model learns: {STEPS} steps on {TRAINING_BYTES:,} bytes of generated stories, starting from\n"
+        f"   random weights. It is scored on {HELD_OUT_BYTES:,} bytes of other stories and continues an opening.\n"
+    )
 
 
-def _print_table(rows: list["Row"]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _print_moment(moment: "Moment") -> None:
+    shown = moment.text.replace("\n", "\n   | ")
+    print(f"   after {moment.step} steps: {moment.bits:.2f} bits per byte\n   | {shown}\n", flush=True)
 
-    table = Table()
-    table.add_column("")
-    for column in ("parameters", "bits per byte", "bytes/s scored"):
-        table.add_column(column, justify="right")
+
+def _show_stories(small: "TextModel") -> "list[Row]":
+    from longspan.experiments.demo import compressors, held_out_stories, rows_of, story_memories
+
+    curve = story_memories(small)
+    rows = [*rows_of(small, curve, "small model"), *compressors(held_out_stories().encode())]
+    _print_bars(rows)
+    best = min(row.bits for row in rows if row.parameters is None)
+    print(
+        f"\n   It has {small.parameter_count:,} parameters. With memory it needs {_saved(curve):.0%} fewer bits: the "
+        "names, things\n   and places of a story come back. The best compressor needs "
+        f"{best / curve.bits[-1]:.1f} times as many bits.\n"
+    )
+    return rows
+
+
+def _saved(curve: "MemoryCurve") -> float:
+    """The share of bits that the longest memory saves."""
+    return 1 - curve.bits[-1] / curve.bits[0]
+
+
+def _print_bars(rows: "Sequence[Row]") -> None:
+    width, most = max(len(row.name) for row in rows), max(row.bits for row in rows)
     for row in rows:
-        parameters = "" if row.parameters is None else f"{row.parameters:,}"
-        speed = "" if row.bytes_per_second is None else f"{row.bytes_per_second:,.0f}"
-        table.add_row(row.name, parameters, f"{row.bits:.3f}", speed)
-    Console(file=unguarded(sys.stdout), width=100).print(table)
+        mark = "#" if row.parameters is not None else "-"
+        print(f"   {row.name:<{width}}  {row.bits:.3f}  {mark * round(BAR * row.bits / most)}")
 
 
 def _print_continuation(model: "TextModel", prompt: str, count: int) -> None:

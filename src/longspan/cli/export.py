@@ -15,6 +15,13 @@ def export(
     dtype: Annotated[
         str | None, typer.Option("--dtype", help="float32, bfloat16 or float64. Default: that of MODEL.")
     ] = None,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Store matrices as int8 with a scale per row, and print the cost in bits.")
+    ] = False,
+    data: Annotated[
+        str | None, typer.Option("--data", help="The text for the cost of --int8. Default: a page of English prose.")
+    ] = None,
+    split: Annotated[str | None, typer.Option("--split", help="Its train, valid or test split.")] = None,
     set_: SetReading = [],  # noqa: B006 (typer copies it)
     notes: Annotated[
         Path | None, typer.Option("--notes", metavar="FILE.md", help="Markdown for the start of the model card.")
@@ -22,13 +29,17 @@ def export(
 ) -> None:
     """Create a model folder with the best weights of a run, without optimizer state.
 
-    --dtype converts the weights. --set changes the reading (for example reading.memory), which becomes the default of
-    the exported model. The notes in the card are kept.
+    --dtype converts the weights. --int8 needs a quarter of the space of float32. --set changes the reading (for example
+    reading.memory), which becomes the default of the exported model. The notes in the card are kept.
     """
     from longspan.checkpoints.model_folder import DTYPES
     from longspan.config import parse_overrides
     from longspan.training.export import export_model
 
+    if int8 and dtype is not None:
+        raise ConfigError(f"--int8 and --dtype {dtype} exclude each other; use one of them")
+    if data is not None and not int8:
+        raise ConfigError(f"--data {data} is for the cost of --int8; add --int8, or leave it out")
     if dtype is not None and dtype not in DTYPES:
         raise UnknownNameError("dtype", dtype, DTYPES)
     values = parse_overrides(set_)
@@ -37,8 +48,25 @@ def export(
         raise ConfigError(
             f"--set {_rejected(set_)} is not a reading setting; write for example --set reading.memory=640"
         )
-    made = export_model(model, out, dtype=dtype, reading=overrides, opening=_read_notes(notes))
-    print(f"{out}: {made.parameters:,} parameters, {made.dtype}, from {made.source}")
+    made = export_model(model, out, dtype=dtype, reading=overrides, opening=_read_notes(notes), int8=int8)
+    print(f"{out}: {made.parameters:,} parameters, {made.dtype}, {made.bytes:,} bytes, from {made.source}")
+    if int8:
+        _print_cost(model, out, data, split)
+
+
+def _print_cost(model: Path, out: Path, data: str | None, split: str | None) -> None:
+    from longspan.training.export import export_cost
+
+    try:
+        cost = export_cost(model, out, data, split)
+    except DataError as error:
+        if data is not None:
+            raise
+        print(f"cost: not measured, because the model cannot read the default text ({error}); give --data")
+        return
+    unit = f"bits per {cost.unit}"
+    change = cost.after - cost.before
+    print(f"cost: {change:+.5f} {unit} ({cost.before:.5f} to {cost.after:.5f}, {cost.scored:,} {cost.unit}s scored)")
 
 
 def _rejected(settings: list[str]) -> str:

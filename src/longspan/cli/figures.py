@@ -21,14 +21,14 @@ def figures(
     memory: Annotated[int | None, typer.Option("--memory", help="Memory length. Default: the model's.")] = None,
     memories: Annotated[
         str,
-        typer.Option("--memories", help="Draw only memory.svg: the loss with these memory lengths, e.g. 64,256,1024."),
+        typer.Option("--memories", help="Draw only the loss with these memory lengths (memory.svg), e.g. 64,256,1024."),
     ] = "",
     tokens: Annotated[int | None, typer.Option("--tokens", help="Tokens of the text to use. Default: all.")] = None,
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Draw figures 3 to 7 of Dai et al. 2019 for a model on a text, and the span of every head, as PNG and SVG."""
+    """Draw figures 3 to 7 of Dai et al. 2019 for a model on a text, and the span of every head, as PNG, SVG and PDF."""
     from longspan.bundled import model_path
     from longspan.checkpoints.model_folder import load_model
     from longspan.data.encoded import open_corpus

@@ -1,10 +1,12 @@
 """`longspan generate`: text that follows a prompt, printed as it is generated."""
 
+import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -12,6 +14,10 @@ from longspan.cli.options import DeviceName, DtypeName, ModelOrBundled, Threads,
 from longspan.cli.reading_options import Clamp, Discount, Memory, Pointer, SameLength, Segment, given_settings
 from longspan.errors import ConfigError, DataError, GenerationError
 from longspan.terminal import unguarded
+
+if TYPE_CHECKING:
+    from longspan.decoding.session import Session
+    from longspan.text_model import TextModel
 
 PROMPT_BYTES = 16 << 20
 """Longest prompt: several times the longest novel."""
@@ -24,6 +30,14 @@ def generate(
     prompt_file: Annotated[
         Path | None, typer.Option("--prompt-file", help="A file with the prompt, at most 16 MiB.")
     ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option("--prompts", metavar="FILE", help='Many prompts: one per line, or JSON lines with "prompt".'),
+    ] = None,
+    samples: Annotated[int, typer.Option("--n", help="Continuations of every prompt, with consecutive seeds.")] = 1,
+    stop: Annotated[
+        list[str], typer.Option("--stop", metavar="TEXT", help="End before this text; can be given several times.")
+    ] = [],  # noqa: B006 (typer copies it)
     count: Annotated[int, typer.Option("-n", "--tokens", help="Number of tokens to generate.")] = 200,
     temp: Annotated[float, typer.Option("--temp", help="Temperature; 0 is greedy.")] = 1.0,
     top_k: Annotated[int, typer.Option("--top-k", help="Sample from the k most likely tokens; 0 is off.")] = 0,
@@ -33,6 +47,15 @@ def generate(
     min_p: Annotated[
         float, typer.Option("--min-p", help="Drop tokens below p times the highest probability; 0 is off.")
     ] = 0.0,
+    presence_penalty: Annotated[
+        float, typer.Option("--presence-penalty", help="Lower the logits of generated tokens by this; 0 is off.")
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float, typer.Option("--frequency-penalty", help="The same, times how often they were generated; 0 is off.")
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option("--repetition-penalty", help="Divide positive logits of generated tokens; 1 is off.")
+    ] = 1.0,
     segment: Segment = None,
     memory: Memory = None,
     clamp: Clamp = None,
@@ -49,12 +72,17 @@ def generate(
     raw: Annotated[
         bool, typer.Option("--raw", help="Print control characters unchanged to a terminal, not as \\x1b.")
     ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per text: prompt, sample and text.")
+    ] = False,
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
     """Generate text that follows a prompt."""
+    from longspan.decoding.prompts import read_prompts
     from longspan.decoding.sampling import Sampling
+    from longspan.decoding.stop import StopText
     from longspan.text_model import load
 
     if count < 0:
@@ -65,20 +93,33 @@ def generate(
         raise ConfigError(f"--save-state {save_state} is a device or a pipe; give the name of a regular file")
     if str(model) == "-" and not source:
         model, source = None, "-"
-    sampling = Sampling(temp, top_k, top_p, min_p)
+    if samples < 1:
+        raise ConfigError(f"--n {samples} must be at least 1")
+    if save_state is not None and (prompts is not None or samples > 1):
+        raise ConfigError(f"--save-state {save_state} stores one text; leave out --prompts and --n")
+    sampling = Sampling(temp, top_k, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty)
+    StopText(stop)  # checks the strings
     out = unguarded(sys.stdout) if raw else sys.stdout
-    if model is not None and not (source or prompt or prompt_file):
+    if model is not None and not (source or prompt or prompt_file or prompts):
         _check_not_a_prompt(model)
-    text = _prompt(source, prompt, prompt_file)
+    text = _prompt(source, prompt, prompt_file, prompts)
+    texts = [text] if prompts is None else [one.encode() for one in read_prompts(prompts)]
     where = machine(device, dtype, threads)
     loaded = load(model, device=where.device, dtype=where.dtype)
     context = given_settings(segment=segment, memory=memory, clamp=clamp, discount=discount)
     settings = context | given_settings(same_length=same_length, pointer=pointer)
+    if as_json or len(texts) > 1 or samples > 1:
+        seeds = [None] if samples == 1 else [(seed or 0) + k for k in range(samples)]
+        start = partial(loaded.session, seed=seed, state=load_state, **settings)
+        write = partial(loaded.stream, count=count, sampling=sampling, stop=stop)
+        note_bundled(model)
+        _print_many(loaded, start, write, texts, seeds, _JsonOutput(out) if as_json else _PlainOutput(out))
+        return
     session = loaded.session(text, seed=seed, state=load_state, **settings)
     note_bundled(model)
     try:
         _put(loaded.echo(session, text), out)
-        for piece in loaded.stream(session, count, sampling, last=save_state is None):
+        for piece in loaded.stream(session, count, sampling, last=save_state is None, stop=stop):
             _put(piece, out)
     except (GenerationError, KeyboardInterrupt) as error:
         _put("\n", out)  # the sentence about the error gets a line of its own
@@ -90,6 +131,43 @@ def generate(
         if save_state is not None:
             loaded.save_session(session, save_state)
     _put("\n", out)
+
+
+class _PlainOutput:
+    """Texts as they are generated, each below a line with its numbers."""
+
+    def __init__(self, out: TextIO) -> None:
+        self.out = out
+
+    def write(self, prompt: str, place: tuple[int, int], pieces: Iterator[str]) -> None:
+        _put(f"--- prompt {place[0]}, sample {place[1]} ---\n{prompt}", self.out)
+        for piece in pieces:
+            _put(piece, self.out)
+        _put("\n", self.out)
+
+
+class _JsonOutput(_PlainOutput):
+    """One JSON object per text."""
+
+    def write(self, prompt: str, place: tuple[int, int], pieces: Iterator[str]) -> None:
+        found = {"prompt": prompt, "sample": place[1], "text": "".join(pieces)}
+        _put(json.dumps(found, ensure_ascii=False) + "\n", self.out)
+
+
+def _print_many(
+    model: "TextModel",
+    start: "Callable[[bytes], Session]",
+    write: "Callable[[Session], Iterator[str]]",
+    prompts: Sequence[bytes],
+    seeds: Sequence[int | None],
+    output: _PlainOutput,
+) -> None:
+    """Every prompt is read once, and each of its continuations starts from a copy of that session."""
+    for k, prompt in enumerate(prompts, start=1):
+        session = start(prompt)
+        shown = model.echo(session, prompt)
+        for n, seed in enumerate(seeds, start=1):
+            output.write(shown, (k, n), write(session if len(seeds) == 1 else session.fork(seed)))
 
 
 def _put(text: str, out: TextIO) -> None:
@@ -105,9 +183,10 @@ def _check_not_a_prompt(model: Path) -> None:
         raise ConfigError(f"{model} is a file, not a model folder; if it is the prompt, use --prompt-file {model}")
 
 
-def _prompt(source: str, prompt: str | None, prompt_file: Path | None) -> bytes:
-    """The prompt from -p, --prompt-file or standard input; only one may be given."""
-    given = [name for name, value in (("-p", prompt), ("--prompt-file", prompt_file), ("-", source)) if value]
+def _prompt(source: str, prompt: str | None, prompt_file: Path | None, prompts: Path | None) -> bytes:
+    """The prompt from -p, --prompt-file or standard input; only one of these and --prompts may be given."""
+    named = {"-p": prompt, "--prompt-file": prompt_file, "--prompts": prompts, "-": source}
+    given = [name for name, value in named.items() if value]
     if len(given) > 1:
         raise ConfigError(f"the prompt is given twice, by {' and '.join(given)}; use one of them")
     if source == "-":

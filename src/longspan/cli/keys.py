@@ -1,4 +1,11 @@
-"""Descriptions of all keys of a model's config and reading, for `longspan init --help`. A test freezes the list."""
+"""Descriptions of all keys, for help texts. Those of a recipe come from the docstrings of its dataclasses. Those of
+models and readings are listed here by key, because families share them; a test freezes the list."""
+
+import ast
+from functools import cache
+from pathlib import Path
+from textwrap import wrap
+from typing import NamedTuple
 
 MODEL_KEYS = {
     "vocabulary": "number of tokens; 256 for bytes",
@@ -79,3 +86,57 @@ def keys_help() -> str:
     tables = {"model": MODEL_KEYS, "reading": READING_KEYS}
     lines = [f"  {f'{table}.{name}':<24} {text}" for table, keys in tables.items() for name, text in keys.items()]
     return "Keys for --set:\n\n\b\n" + "\n".join(lines)
+
+
+class Key(NamedTuple):
+    """A key of a recipe. `default` is in Python syntax."""
+
+    name: str
+    default: str
+    text: str
+
+
+_RECIPE = Path(__file__).parents[1] / "training" / "recipe.py"
+_TABLES = {"DataConfig": "data", "TrainingConfig": "training", "EvaluationConfig": "evaluation"}
+
+
+@cache
+def recipe_keys() -> tuple[Key, ...]:
+    """The keys of [data], [training] and [evaluation]. The source is parsed, because importing it imports torch."""
+    found = []
+    for node in ast.parse(_RECIPE.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef) and node.name in _TABLES:
+            for entry, after in zip(node.body, [*node.body[1:], None], strict=True):
+                if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name) and entry.value is not None:
+                    text = after.value.value if _is_text(after) else ""  # type: ignore[union-attr]
+                    name = f"{_TABLES[node.name]}.{entry.target.id}"
+                    found.append(Key(name, ast.unparse(entry.value), " ".join(str(text).split())))
+    return tuple(found)
+
+
+def _is_text(node: ast.stmt | None) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def all_keys() -> list[Key]:
+    """Every key for --set, with its default. Those of a model depend on its family."""
+    model = [Key(f"model.{name}", "", text) for name, text in MODEL_KEYS.items()]
+    return [*recipe_keys(), *model]
+
+
+def key_lines(keys: "list[Key] | tuple[Key, ...]", width: int = 98) -> list[str]:
+    """Keys with their descriptions and defaults, in lines of at most `width` characters."""
+    lines = []
+    for name, default, text in keys:
+        shown = {"None": "", "True": "true", "False": "false", "": ""}.get(default, default.replace("'", ""))
+        words = f"{text} Default: {shown}." if shown else text
+        first, *rest = wrap(words, width - 32) or [""]
+        lines += [f"  {name:<29} {first}", *(f"{'':32}{line}" for line in rest)]
+    return lines
+
+
+def training_help() -> str:
+    """The keys of a recipe as the last paragraph of a help text."""
+    return "Keys for --set (`longspan config` also lists those of models):\n\n\b\n" + "\n".join(
+        key_lines(recipe_keys())
+    )

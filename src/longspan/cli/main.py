@@ -5,16 +5,18 @@ import re
 import select
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Annotated, Any, TextIO
 
 import typer
+import typer.core
 
 from longspan import __version__
 from longspan.cli import (
     bench,
     compare,
+    config,
     convert,
     data,
     demo,
@@ -24,21 +26,44 @@ from longspan.cli import (
     figures,
     generate,
     init,
+    lm_eval,
     recipes,
     recl,
     report,
+    score,
     serve,
     tokenizer,
     train,
+    transfer,
+    write,
 )
 from longspan.errors import LongspanError, UnknownNameError
 from longspan.terminal import guarded_streams, is_silent, visible
+from longspan.threads import prepare_threads
+
+
+class GroupedCommands(typer.core.TyperGroup):
+    """Lists commands in groups. typer does this only with rich, whose boxes need wide terminals."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            if command is not None and not command.hidden:
+                group = getattr(command, "rich_help_panel", None)
+                groups.setdefault(group if isinstance(group, str) else "Commands", []).append(
+                    (name, command.get_short_help_str(limit=formatter.width))
+                )
+        for group, rows in groups.items():
+            with formatter.section(group):
+                formatter.write_dl(rows)
+
 
 app = typer.Typer(
     name="longspan",
     help="Language models with memory beyond their window: train, score, generate, measure.",
     no_args_is_help=True,
-    add_completion=False,
+    cls=GroupedCommands,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -60,25 +85,40 @@ def _root(
     pass
 
 
-app.command("init")(init.init)
-app.command("info")(init.info)
-app.command("families")(init.families)
-app.command("import")(convert.import_model)
-app.command("export")(export.export)
-app.command("train")(train.train)
-app.command("eval")(evaluate.evaluate)
-app.command("generate")(generate.generate)
-app.command("serve")(serve.serve)
-app.command("demo")(demo.demo)
-app.command("recl")(recl.recl)
-app.command("figures")(figures.figures)
-app.command("report")(report.report)
-app.command("recipes")(recipes.recipes)
-app.command("docs")(docs.docs)
-app.command("compare")(compare.compare)
-app.add_typer(data.app, name="data")
-app.add_typer(tokenizer.app, name="tokenizer")
-app.add_typer(bench.app, name="bench")
+GROUPS: dict[str, dict[str, Callable[..., None]]] = {
+    "Use a model": {
+        "generate": generate.generate,
+        "write": write.write,
+        "eval": evaluate.evaluate,
+        "score": score.score,
+        "serve": serve.serve,
+        "info": init.info,
+    },
+    "Train": {
+        "train": train.train,
+        "compare": compare.compare,
+        "recipes": recipes.recipes,
+        "config": config.config,
+        "families": init.families,
+        "init": init.init,
+    },
+    "Measure": {"recl": recl.recl, "figures": figures.figures, "report": report.report},
+    "Learn": {"demo": demo.demo, "docs": docs.docs},
+    "Tasks": {
+        "finetune": transfer.finetune,
+        "predict": transfer.predict,
+        "embed": transfer.embed,
+        "evaluate-tasks": transfer.evaluate_tasks,
+        "lm-eval": lm_eval.lm_eval,
+    },
+    "Convert": {"export": export.export, "import": convert.import_model},
+}
+for group, verbs in GROUPS.items():
+    for name, verb in verbs.items():
+        app.command(name, rich_help_panel=group)(verb)
+app.add_typer(data.app, name="data", rich_help_panel="Train")
+app.add_typer(tokenizer.app, name="tokenizer", rich_help_panel="Train")
+app.add_typer(bench.app, name="bench", rich_help_panel="Measure")
 
 
 def run(args: Sequence[str] | None = None) -> int:
@@ -201,6 +241,9 @@ def _print_error(message: str, code: int = 2) -> int:
 
 
 def main() -> None:
+    if "_LONGSPAN_COMPLETE" in os.environ:  # the shell asks for completions
+        typer.main.get_command(app).main(prog_name="longspan")
+    prepare_threads()  # before torch is imported
     sys.exit(run())
 
 

@@ -10,6 +10,7 @@ import typer
 
 from longspan.bundled import ABOUT
 from longspan.errors import ConfigError
+from longspan.threads import set_threads
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +34,7 @@ DeviceName = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cu
 DtypeName = Annotated[
     str, typer.Option("--dtype", help="auto (float32 on a CPU, bfloat16 on CUDA), float32, bfloat16 or float64.")
 ]
-Threads = Annotated[int, typer.Option("--threads", help="CPU threads; 0 leaves the choice to torch.")]
+Threads = Annotated[int, typer.Option("--threads", help="CPU threads. 0: OMP_NUM_THREADS, or all free cores.")]
 Field = Annotated[
     str | None,
     typer.Option("--field", metavar="NAME", help="Key of the text in JSON lines, column in tables. Default: text."),
@@ -58,14 +59,11 @@ class Machine:
 
 def machine(device: str, dtype: str, threads: int) -> Machine:
     """The device and dtype that --device and --dtype select; sets the number of threads."""
-    import torch
-
     from longspan.device import find_device, find_dtype
 
     if threads < 0:
-        raise ConfigError(f"--threads {threads} is negative; 0 leaves the choice to torch")
-    if threads:
-        torch.set_num_threads(min(threads, 1024))
+        raise ConfigError(f"--threads {threads} is negative; 0 uses all free cores")
+    set_threads(threads)
     where = find_device(device)
     return Machine(where, find_dtype(dtype, where))
 

@@ -1,10 +1,10 @@
-"""A progress bar on standard error, if that is a terminal."""
+"""Progress on standard error: a bar in a terminal, otherwise a line every ten seconds."""
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from longspan.terminal import unguarded
+from longspan.terminal import progress_line, unguarded
 
 Update = Callable[[int, int | None], None]
 """Called with the amount done and the total."""
@@ -12,8 +12,12 @@ Update = Callable[[int, int | None], None]
 
 @contextmanager
 def progress(label: str, *, quiet: bool = False, in_bytes: bool = False) -> Iterator[Update | None]:
-    """A function that updates the bar; None if `quiet` or if standard error is not a terminal."""
-    if quiet or not sys.stderr.isatty():
+    """A function that updates the progress. `quiet` hides the bar; lines of a pipe are printed in any case."""
+    if not sys.stderr.isatty():
+        with progress_line(label) as update:
+            yield update
+        return
+    if quiet:
         yield None
         return
     from rich.console import Console

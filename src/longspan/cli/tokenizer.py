@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from longspan.cli.options import Encoding, Field, data_path, print_rows
+from longspan.cli.progress import progress
 from longspan.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Train tokenizers.")
@@ -47,8 +48,9 @@ def train(
     if sample < 0:
         raise ConfigError(f"--sample {sample} is negative; 0 is the complete training split")
     text = sample_text(data_path(data), sample or None, field=field, encoding=encoding)
-    found = train_subwords(
-        text, vocabulary, kind, byte_fallback=byte_fallback, special=special, document_end=document_end
-    )
+    with progress("training the tokenizer"):
+        found = train_subwords(
+            text, vocabulary, kind, byte_fallback=byte_fallback, special=special, document_end=document_end
+        )
     found.save(out)
     print_rows({"tokens": found.size, "kind": kind, "tokenizer": out / "tokenizer.json"})

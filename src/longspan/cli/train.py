@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from longspan.cli.keys import training_help
 from longspan.cli.options import (
     DeviceName,
     Encoding,
@@ -66,7 +67,10 @@ def train(
 
     from longspan import config
     from longspan.training import run
+    from longspan.training.folder import recorded_threads
 
+    if resume == "auto" and out is not None:
+        threads = threads or recorded_threads(out)
     where = machine(device, dtype, threads)
     overrides = [*set_, *([f"training.precision={dtype}"] if dtype != "auto" else [])]
     form = {"data.field": field, "data.encoding": encoding}
@@ -88,6 +92,9 @@ def train(
         print(outcome.sentence, file=sys.stderr if outcome.interrupted else sys.stdout)
     if outcome.interrupted is not None:
         raise typer.Exit(128 + int(outcome.interrupted))
+
+
+train.__doc__ = f"{train.__doc__}\n\n{training_help()}"
 
 
 def _print_cost(recipe: "Recipe", device: "torch.device") -> None:

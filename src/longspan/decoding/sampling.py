@@ -15,12 +15,20 @@ from longspan.shapes import Float, Int, Tensor
 
 @dataclass(frozen=True)
 class Sampling:
-    """Temperature, then top-k, top-p and min-p, in that order. Temperature 0 is greedy."""
+    """Penalties, then temperature, top-k, top-p and min-p, in that order. Temperature 0 is greedy.
+
+    Penalties lower the logits of tokens that were generated before; the prompt does not count. For a token that was
+    generated n > 0 times: positive logits are divided by `repetition_penalty` and negative ones multiplied by it
+    (Keskar et al. 2019), then `frequency_penalty` * n + `presence_penalty` is subtracted.
+    """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         convert_fields(self)
@@ -32,13 +40,37 @@ class Sampling:
             raise ConfigError(f"top_p={self.top_p} must be above 0 and at most 1; 1 turns it off")
         if not 0 <= self.min_p <= 1:
             raise ConfigError(f"min_p={self.min_p} must be between 0 and 1; 0 turns it off")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -100 <= getattr(self, name) <= 100:
+                raise ConfigError(f"{name}={getattr(self, name)} must be between -100 and 100; 0 turns it off")
+        if not 0.01 <= self.repetition_penalty <= 100:
+            raise ConfigError(
+                f"repetition_penalty={self.repetition_penalty} must be between 0.01 and 100; 1 turns it off"
+            )
 
-    def choose(self, logits: Float[Tensor, "B V"], generator: torch.Generator) -> Int[Tensor, "B"]:
-        """The next token of every row, or -1 where the largest logit is not finite.
+    @property
+    def penalises(self) -> bool:
+        """Whether `choose` needs the counts of generated tokens."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
+    def penalised(self, logits: Float[Tensor, "B V"], counts: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+        """The logits after the penalties, in float64. `counts` has how often each token was generated."""
+        logits, seen, r = logits.double(), counts > 0, self.repetition_penalty
+        if r != 1:
+            logits = torch.where(seen, torch.where(logits > 0, logits / r, logits * r), logits)
+        return logits - self.frequency_penalty * counts - self.presence_penalty * seen
+
+    def choose(
+        self,
+        logits: Float[Tensor, "B V"],
+        generator: torch.Generator,
+        counts: Float[Tensor, "B V"] | None = None,
+    ) -> Int[Tensor, "B"]:
+        """The next token of every row, or -1 where the largest logit is not finite. `counts` are for the penalties.
 
         No host sync (safe for CUDA graphs): the caller checks the token when it copies it to the host.
         """
-        logits = logits.float()
+        logits = logits.float() if counts is None else self.penalised(logits, counts)
         if self.temperature == 0 or self.top_k == 1:
             chosen = logits.argmax(-1)
             largest = logits.gather(-1, chosen[:, None])[:, 0]
@@ -74,7 +106,9 @@ def sampler(
     decoder: Decoder, sampling: Sampling, generator: torch.Generator, known: int | None = None
 ) -> Callable[[Int[Tensor, "B"]], Int[Tensor, "B"]]:
     """A function from a token to the next. Only the first `known` tokens are sampled: the vocabulary of a model may be
-    larger than that of its tokenizer."""
+    larger than that of its tokenizer. Penalties count the tokens that this function returned."""
+    if sampling.penalises:
+        return _penalising_sampler(decoder, sampling, generator, known)
 
     def choose(logits: Float[Tensor, "B V"]) -> Int[Tensor, "B"]:
         return sampling.choose(logits[:, :known], generator)
@@ -82,3 +116,20 @@ def sampler(
     if isinstance(decoder, GraphDecoder):
         return decoder.sampler(choose, generator, (sampling, known))
     return lambda tokens: choose(decoder.step(tokens))
+
+
+def _penalising_sampler(
+    decoder: Decoder, sampling: Sampling, generator: torch.Generator, known: int | None
+) -> Callable[[Int[Tensor, "B"]], Int[Tensor, "B"]]:
+    """A sampler with counts. They change at every step, so sampling is not part of a CUDA graph; the step is."""
+    counts: Tensor | None = None
+
+    def sample(tokens: Int[Tensor, "B"]) -> Int[Tensor, "B"]:
+        nonlocal counts
+        logits = decoder.step(tokens)[:, :known]
+        counts = torch.zeros_like(logits, dtype=torch.float32) if counts is None else counts
+        chosen = sampling.choose(logits, generator, counts)
+        counts.scatter_add_(1, chosen.clamp(min=0)[:, None], torch.ones_like(counts[:, :1]))
+        return chosen
+
+    return sample

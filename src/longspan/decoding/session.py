@@ -37,6 +37,16 @@ class Session:
             )
         self.decoder, self.pending = open_decoder(self.model, state.to(self.device)), pending
 
+    def fork(self, seed: int | None = None) -> "Session":
+        """A second session that continues from here. Default of `seed`: the same random numbers as this one."""
+        copy = Session(self.model, seed=seed or 0, known=self.known, reading=self.decoder.state().reading)
+        if self.pending is not None:
+            copy.restore(self.decoder.state(), self.pending)
+        copy.held = self.held
+        if seed is None:
+            copy.generator.set_state(self.generator.get_state())
+        return copy
+
     def restore_random(self, state: Tensor) -> None:
         """Continue with the saved random generator. One from another kind of device is ignored and the seed is used."""
         if state.shape != self.generator.get_state().shape:

@@ -1,86 +1,169 @@
-"""The parts of `longspan demo`: two small models trained and scored in a few minutes on a CPU."""
+"""The parts of `longspan demo`: what memory is worth to the bundled model, and a small model that learns.
+
+Steps, seeds and texts are fixed, so the conclusion is the same on every machine, and only the time differs.
+"""
 
 import bz2
-import dataclasses
 import lzma
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 import torch
 
-from longspan.data import open_corpus
-from longspan.data.encoded import Excerpt
+from longspan.bundled import PAGE
 from longspan.decoding.sampling import Sampling
-from longspan.scoring.score import score
-from longspan.text_model import TextModel, load
-from longspan.training.dry_run import dry_run
-from longspan.training.recipe import Recipe, load_recipe
-from longspan.training.run import open_text
+from longspan.experiments.figures.memory_figure import MemoryCurve, measure_memories
+from longspan.experiments.stories import stories, story
+from longspan.scoring.losses import Progress
+from longspan.text_model import TextModel
+from longspan.tokenizers import ByteTokenizer
+from longspan.training import run
+from longspan.training.ledger import Row as LedgerRow
+from longspan.training.loop import Trainer
+from longspan.training.observer import Observer
+from longspan.training.recipe import Recipe, build_recipe
 
-TRAINING_SECONDS = 95.0
-"""Time to train the first model. The second takes the same number of steps, which are faster."""
-HELD_OUT = 12_288
-WITH_MEMORY, WITHOUT_MEMORY = "longspan-xl", "vanilla"
-"""Folder names of the two runs."""
+MEMORIES = (16, 64, 256, 1024)
+STEPS, SHOWN_STEPS = 300, (40, 100, 300)
+SAMPLE = 220
+STORY_MEMORIES = (16, 64, 256)
+TRAINING_BYTES, HELD_OUT_BYTES = 400_000, 12_000
+OPENING = "Mira had a"
+TRAINING = {
+    "model": {
+        "family": "longspan-xl",
+        "layers": 3,
+        "width": 96,
+        "heads": 3,
+        "inner": 384,
+        "convolution": 4,
+        "dropout": 0.0,
+    },
+    "training": {
+        "steps": STEPS,
+        "batch": 16,
+        "segment": 64,
+        "memory": 192,
+        "optimizer": "muon",
+        "lr": 0.002,
+        "muon_lr": 0.02,
+        "schedule": "cosine",
+        "warmup": 20,
+        "clip": 1.0,
+        "keep": 1,
+        "validate_every": 0,
+    },
+    "evaluation": {"memory": 256, "clamp": 255, "same_length": True},
+}
 
 
 @dataclass(frozen=True)
 class Row:
-    """The score of a model or a compressor on the held-out bytes."""
+    """A model or a compressor, and its bits per byte of a text."""
 
     name: str
-    parameters: int | None
     bits: float
-    bytes_per_second: float | None
+    parameters: int | None = None
+    """None for a compressor."""
 
 
-def demo_recipes(device: torch.device) -> dict[str, Recipe]:
-    """The recipes of both runs by folder name, with as many steps as this machine has time for."""
-    recipes = {WITH_MEMORY: load_recipe("demo"), WITHOUT_MEMORY: load_recipe("demo-vanilla")}
-    first = recipes[WITH_MEMORY]
-    cost = dry_run(first, open_text(first, "train"), device)
-    steps = first.training.steps or 1
-    steps = max(60, min(steps, int(steps * TRAINING_SECONDS / max(cost.seconds, 1e-3))))
-    return {
-        name: dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, steps=steps))
-        for name, recipe in recipes.items()
-    }
-
-
-def held_out_text() -> Excerpt:
-    return open_corpus("stdlib", "test").excerpt(0, HELD_OUT)
-
-
-def score_runs(out: Path, text: Excerpt, device: torch.device) -> list[Row]:
-    """The model with memory as a stream, the one without with a sliding window, and two compressors."""
-    xl, vanilla = (load(out / name, device=device) for name in (WITH_MEMORY, WITHOUT_MEMORY))
-    names = {
-        f"longspan-xl, memory {xl.reading.memory}": xl,
-        f"vanilla, sliding window {vanilla.reading.segment}": vanilla,
-    }
-    rows = []
-    for name, model in names.items():
-        found = score(model.model, text)
-        rows.append(Row(name, model.parameter_count, found.bits, found.scored / found.seconds))
-    content = bytes(text.ids)
-    for name, packed in (("xz -9", lzma.compress(content, preset=9)), ("bzip2 -9", bz2.compress(content, 9))):
-        rows.append(Row(name, None, 8 * len(packed) / len(content), None))
-    return rows
-
-
-def continuation(model: TextModel, prompt: str, count: int) -> Iterator[str]:
-    """Generated text after a prompt, piece by piece."""
-    return model.stream(model.session(prompt), count, Sampling(temperature=0.7, top_p=0.95))
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Limits torch to one thread: the steps of a small model are too short to share."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def compressors(content: bytes) -> list[Row]:
+    """What general compressors make of a text: xz, bzip2, and brotli if it is installed."""
+    packed = {"xz -9": lzma.compress(content, preset=9), "bzip2 -9": bz2.compress(content, 9)}
     try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+        import brotli
+
+        packed["brotli -11"] = brotli.compress(content, quality=11)
+    except ImportError:
+        pass
+    return [Row(name, 8 * len(data) / len(content)) for name, data in packed.items()]
+
+
+def rows_of(model: TextModel, curve: MemoryCurve, name: str) -> list[Row]:
+    """One row per memory length."""
+    size = model.parameter_count
+    return [
+        Row(f"{name}, memory {memory:,}", bits, size) for memory, bits in zip(curve.memories, curve.bits, strict=True)
+    ]
+
+
+def memory_curve(model: TextModel, progress: Progress | None = None) -> MemoryCurve:
+    """The loss of the page with longer and longer memories."""
+    return measure_memories(model.model, model.tokenizer.encode(PAGE.read_bytes()), MEMORIES, progress=progress)
+
+
+def training_recipe(folder: Path) -> Recipe:
+    """The recipe of the small model. Writes its text to `folder`."""
+    path = folder / "stories.txt"
+    path.write_text(stories(TRAINING_BYTES, seed=1), encoding="utf-8")
+    return build_recipe(TRAINING | {"data": {"corpus": str(path), "tokenizer": "bytes"}}, "stories")
+
+
+def held_out_stories() -> str:
+    """Stories that are not part of the training text."""
+    return stories(HELD_OUT_BYTES, seed=2)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What the model does after some steps."""
+
+    step: int
+    bits: float
+    """Bits per byte of held-out stories."""
+    text: str
+
+
+class Watch(Observer):
+    """Keeps the training loss of every step. Before the first step and after some steps it scores held-out stories and
+    generates a sample."""
+
+    def __init__(self, show: Callable[[Moment], None]) -> None:
+        self.show = show
+        self.curve: list[float] = []
+        """Training bits per byte of every step."""
+        self.moments: list[Moment] = []
+
+    def begin(self, trainer: Trainer) -> None:
+        self.look(trainer)
+
+    def row(self, trainer: Trainer, row: LedgerRow) -> None:  # noqa: ARG002
+        self.curve.append(row.bits)
+
+    def after_step(self, trainer: Trainer) -> None:
+        if trainer.step in SHOWN_STEPS:
+            self.look(trainer)
+
+    def look(self, trainer: Trainer) -> None:
+        training = trainer.model.training
+        model = TextModel(trainer.model, ByteTokenizer())
+        bits = model.score(held_out_stories()).bits
+        sample = "".join(continuation(model, f"{story(Random(3))}{OPENING}", SAMPLE, temperature=0.6))
+        trainer.model.train(training)
+        readable = "".join(c if (c.isprintable() and c != "\ufffd") or c == "\n" else "." for c in sample)
+        self.moments.append(Moment(trainer.step, bits, OPENING + readable))
+        self.show(self.moments[-1])
+
+
+def train_small(device: torch.device, show: Callable[[Moment], None]) -> tuple[TextModel, Watch]:
+    """Train the small model; `show` is called with every moment."""
+    watch = Watch(show)
+    with tempfile.TemporaryDirectory(prefix="longspan-demo-") as folder:
+        recipe = training_recipe(Path(folder))
+        text = run.open_text(recipe, "train")
+        _, trainer = run.make_trainer(recipe, text, device, [watch])
+        trainer.run()
+    return TextModel(trainer.model, text.tokenizer), watch
+
+
+def story_memories(model: TextModel) -> MemoryCurve:
+    """The loss of held-out stories with short and long memories."""
+    return measure_memories(model.model, model.tokenizer.encode(held_out_stories()), STORY_MEMORIES)
+
+
+def continuation(model: TextModel, prompt: str, count: int, *, temperature: float = 0.7) -> Iterator[str]:
+    """Generated text after a prompt, piece by piece."""
+    return model.stream(model.session(prompt), count, Sampling(temperature=temperature, top_p=0.95))

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from longspan.tokenizers.tokenizer import FORMAT, Ids, Tokenizer, Unit, stored_value
+from longspan.tokenizers.text import to_bytes
+from longspan.tokenizers.tokenizer import FORMAT, Ids, Offsets, Tokenizer, Unit, stored_value
 
 BYTE_ORDER_MARK = "\ufeff".encode()
 
@@ -31,6 +32,12 @@ class ByteTokenizer(Tokenizer):
         for block in plain_bytes(blocks) if self.plain else blocks:
             yield np.frombuffer(block, np.uint8)
 
+    def encode_with_offsets(self, text: str | bytes) -> tuple[Ids, Offsets]:
+        data = to_bytes(text)
+        ids = self.encode(data)
+        kept = _kept(data) if self.plain else np.arange(len(data))
+        return ids, np.stack([kept, kept + 1], axis=1)
+
     def decode_bytes(self, ids: ArrayLike) -> bytes:
         return self._check_ids(ids).astype(np.uint8).tobytes()
 
@@ -52,3 +59,13 @@ def plain_bytes(blocks: Iterable[bytes]) -> Iterator[bytes]:
         data, held = data[: len(data) - size], data[len(data) - size :]
         yield data
     yield held
+
+
+def _kept(data: bytes) -> NDArray[np.int64]:
+    """The offsets of the bytes that `plain_bytes` keeps."""
+    kept = np.frombuffer(data, np.uint8) != ord("\r")
+    at = data.find(BYTE_ORDER_MARK)
+    while at >= 0:
+        kept[at : at + len(BYTE_ORDER_MARK)] = False
+        at = data.find(BYTE_ORDER_MARK, at + len(BYTE_ORDER_MARK))
+    return np.flatnonzero(kept)

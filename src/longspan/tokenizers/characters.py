@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from longspan.errors import CheckpointError, DataError
-from longspan.tokenizers.text import decode_utf8
-from longspan.tokenizers.tokenizer import FORMAT, Ids, Tokenizer, Unit, stored_value
+from longspan.tokenizers.text import decode_utf8, to_bytes
+from longspan.tokenizers.tokenizer import FORMAT, Ids, Offsets, Tokenizer, Unit, offsets_of_sizes, stored_value
 
 _UNKNOWN, _DROPPED = -1, -2
 Alphabet = Literal["unicode", "bytes"]
@@ -93,6 +93,14 @@ class CharacterTokenizer(Tokenizer):
             kept = ids[ids != _DROPPED] if self.dropped else ids
             yield kept.astype(self.dtype)
 
+    def encode_with_offsets(self, text: str | bytes) -> tuple[Ids, Offsets]:
+        data = to_bytes(text)
+        ids, blocks = self.encode(data), decode_blocks([data], self.alphabet, "the text")
+        points = np.concatenate([code_points(""), *blocks])
+        sizes = np.ones(len(points), np.int64) if self.alphabet == "bytes" else utf8_sizes(points)
+        kept = ~np.isin(points, code_points(self.dropped))
+        return ids, offsets_of_sizes(sizes)[kept]
+
     def decode_bytes(self, ids: ArrayLike) -> bytes:
         points = self._code_points[self._check_ids(ids)]
         if self.alphabet == "bytes":
@@ -121,6 +129,12 @@ class CharacterTokenizer(Tokenizer):
 
 def code_points(text: str) -> NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le"), "<u4")
+
+
+def utf8_sizes(points: NDArray[Any]) -> NDArray[np.int64]:
+    """The number of bytes of each code point in UTF-8. An escaped byte (U+DC80 to U+DCFF) is one byte."""
+    sizes = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
+    return np.where((points >= 0xDC80) & (points <= 0xDCFF), 1, sizes)
 
 
 def decode_blocks(blocks: Iterable[bytes], alphabet: Alphabet, name: str) -> Iterator[NDArray[Any]]:

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from longspan.errors import CheckpointError, DataError
-from longspan.tokenizers.text import decode_utf8
-from longspan.tokenizers.tokenizer import FORMAT, Ids, Tokenizer, Unit, stored_value
+from longspan.tokenizers.characters import code_points, utf8_sizes
+from longspan.tokenizers.text import decode_utf8, to_bytes
+from longspan.tokenizers.tokenizer import FORMAT, Ids, Offsets, Tokenizer, Unit, stored_value
 
 # A text is encoded in segments of at least _SEGMENT and at most _LONGEST characters. Where a line or a word begins
 # after exactly one newline or space, the pre-tokenizers in use (GPT-2, Llama 3, ...) divide the text anyway.
@@ -89,6 +90,23 @@ class SubwordTokenizer(Tokenizer):
         """The ids of each text. The library uses all cores and needs no lock of Python meanwhile."""
         found = self._library.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(one.ids, self.dtype) for one in found]
+
+    def encode_with_offsets(self, text: str | bytes) -> tuple[Ids, Offsets]:
+        """Offsets of the library count whole characters, so they are used only where tokens do not decode to the text
+        (lower case, added spaces). Several tokens of one character then have the same offsets."""
+        data = to_bytes(text)
+        ids = self.encode(data)
+        exact = self._lossless_offsets(data, ids)
+        if exact is not None:
+            return ids, exact
+        found: list[tuple[int, int]] = []
+        begin = 0
+        for part in self._segments([data], "the text"):
+            encoded = self._library.encode(part, add_special_tokens=False)
+            found += [(begin + first, begin + last) for first, last in encoded.offsets]
+            begin += len(part)
+        places = np.concatenate([[0], np.cumsum(utf8_sizes(code_points(data.decode())))])
+        return ids, places[np.array(found, np.int64).reshape(-1, 2)]
 
     def decode_bytes(self, ids: ArrayLike) -> bytes:
         return b"".join([self._decoded[k] for k in self._check_ids(ids).tolist()])

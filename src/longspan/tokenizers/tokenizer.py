@@ -17,6 +17,8 @@ from longspan.tokenizers.text import read_blocks, to_bytes
 FORMAT = 1
 Unit = Literal["byte", "character", "word", "subword"]
 Ids = NDArray[Any]
+Offsets = NDArray[np.int64]
+"""[T, 2]: the first byte of each token and the byte after its last."""
 
 
 class Tokenizer(ABC):
@@ -69,6 +71,27 @@ class Tokenizer(ABC):
         """The ids of a complete text, in the tokenizer's dtype."""
         return self._concatenate(self.encode_stream([to_bytes(text)]))
 
+    def encode_with_offsets(self, text: str | bytes) -> tuple[Ids, Offsets]:
+        """The ids of a complete text, and the bytes [begin, end) of the text that each token was made from.
+
+        Offsets are sorted and do not overlap. Bytes between them are those that the tokenizer drops, for example spaces
+        between words. A token that stands for nothing in the text (the end of a last line without a newline) is empty.
+        """
+        data = to_bytes(text)
+        ids = self.encode(data)
+        found = self._lossless_offsets(data, ids)
+        if found is None:
+            raise DataError(f"the tokenizer ({self.kind}) is not lossless, so its tokens have no offsets in the text")
+        return ids, found
+
+    def _lossless_offsets(self, data: bytes, ids: Ids) -> Offsets | None:
+        """The offsets if the tokens decode to exactly the text, else None."""
+        if self.decode_bytes(ids) != data:
+            return None
+        used, place = np.unique(ids, return_inverse=True)
+        sizes = np.array([len(self.decode_bytes([k])) for k in used], np.int64)[place]
+        return offsets_of_sizes(sizes)
+
     def encode_prompt(self, text: str | bytes) -> Ids:
         """The ids of a text that will be continued: no end-of-line token after an unfinished last line."""
         return self._concatenate(self.encode_stream([to_bytes(text)], partial=True))
@@ -108,6 +131,12 @@ class Tokenizer(ABC):
         if bad.any():
             raise DataError(f"there is no token {array[bad][0]}; this tokenizer has ids 0 to {self.size - 1}")
         return array
+
+
+def offsets_of_sizes(sizes: NDArray[np.int64]) -> Offsets:
+    """The offsets of consecutive tokens of these sizes."""
+    ends = np.cumsum(sizes)
+    return np.stack([ends - sizes, ends], axis=1)
 
 
 def stored_value(values: Mapping[str, Any], key: str, expected: type) -> Any:

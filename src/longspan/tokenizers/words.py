@@ -1,5 +1,6 @@
 """WordTokenizer: words are separated by whitespace, and lines end in `<eos>`."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,12 +12,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from longspan.errors import CheckpointError, DataError
-from longspan.tokenizers.text import complete_words, decode_utf8, read_blocks, universal_newlines
-from longspan.tokenizers.tokenizer import FORMAT, Ids, Tokenizer, Unit, stored_value
+from longspan.tokenizers.characters import code_points, utf8_sizes
+from longspan.tokenizers.text import complete_words, decode_utf8, read_blocks, to_bytes, universal_newlines
+from longspan.tokenizers.tokenizer import FORMAT, Ids, Offsets, Tokenizer, Unit, stored_value
 
 EOS, UNK = "<eos>", "<unk>"
 # The vocabulary of One Billion Word spells it in capitals.
 _UNKNOWN_WORDS = (UNK, "<UNK>")
+_WORD_OR_NEWLINE = re.compile(r"\r\n|\r|\n|\S+")
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,22 @@ class WordTokenizer(Tokenizer):
             found = True
         if found and not partial:
             yield np.array([self._ids[boundary]], self.dtype)
+
+    def encode_with_offsets(self, text: str | bytes) -> tuple[Ids, Offsets]:
+        """A line end spans its newline. It is empty at the end of a text without one; so is a first boundary."""
+        data = to_bytes(text)
+        ids = self.encode(data)
+        ends_lines = EOS in self._ids or self.boundary is not None
+        found = [m.span() for m in _WORD_OR_NEWLINE.finditer(data.decode()) if ends_lines or not m[0].isspace()]
+        points = code_points(data.decode())
+        places = np.concatenate([[0], np.cumsum(utf8_sizes(points))])
+        offsets = places[np.array(found, np.int64).reshape(-1, 2)]
+        if self.boundary is not None and len(ids):
+            offsets = np.concatenate([[[0, 0]], offsets])
+        if len(offsets) < len(ids):
+            offsets = np.concatenate([offsets, [[len(data), len(data)]]])
+        assert len(offsets) == len(ids)
+        return ids, offsets
 
     def _look_up(self, words: list[str], name: str) -> list[int]:
         ids, unknown = self._ids, self.unknown

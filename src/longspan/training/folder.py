@@ -130,6 +130,16 @@ def write_run_info(
     store.write_file(out / RECIPE, recipe.to_toml().encode())
 
 
+def recorded_threads(out: Path) -> int:
+    """The threads of the last launch of a run on a CPU, else 0. A run that is resumed with as many stays exact."""
+    processes = read_run_info(out).get("processes")
+    last = processes[-1] if isinstance(processes, list) and processes else None
+    if not isinstance(last, dict) or last.get("device") != "cpu":
+        return 0
+    threads = last.get("threads")
+    return threads if isinstance(threads, int) and 0 < threads <= 1024 else 0
+
+
 def is_own(start: Verified, out: Path) -> bool:
     """Whether a checkpoint belongs to the run in `out`."""
     return start.path.parent.resolve() == out.resolve()

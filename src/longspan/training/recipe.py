@@ -84,46 +84,87 @@ class TrainingConfig:
     """How a model is trained. The first limit in steps, tokens or seconds that is reached ends the run."""
 
     steps: int | None = None
+    """Updates of the weights. The run ends at the first limit it reaches."""
     tokens: int | None = None
+    """Tokens of training text, as a limit."""
     seconds: float | None = None
+    """Seconds, as a limit; validation and saving included."""
     batch: int | Steps = 16
+    """Rows of a step: texts that are read in parallel. [[0, 64], [1000, 128]] changes it at step 1000."""
     segment: int | Steps | None = None
+    """Tokens per row and step, or pairs as for batch. Default: that of the family."""
     segment_jitter: float = 0.0
+    """Standard deviation of a random segment length; 0 is off."""
     memory: int | Steps | None = None
+    """Earlier positions a layer may attend to in training, or pairs as for batch."""
     clamp: int | None = None
+    """Distances beyond this share its position key; 0 is off."""
     same_length: bool | None = None
+    """Every query attends to exactly `memory` keys."""
     pointer: int | None = None
+    """Earlier positions the pointer may copy from; 0 is off."""
     accumulate: int = 1
+    """Parts that a batch is computed in, to save memory."""
     optimizer: Literal["adamw", "muon", "sgd"] = "adamw"
+    """muon updates matrices with Muon and the rest with AdamW."""
     lr: float = 2.5e-4
+    """Learning rate of AdamW or SGD."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """Of AdamW."""
     epsilon: float = 1e-8
+    """Of AdamW."""
     weight_decay: float = 0.0
+    """Decoupled weight decay."""
     muon_lr: float = 0.02
+    """Learning rate of Muon."""
     muon_momentum: float = 0.95
+    """Of Muon."""
     schedule: Literal["cosine", "inverse-sqrt", "linear", "constant"] = "cosine"
+    """How learning rates fall after the warm-up."""
     warmup: int = 0
+    """Steps in which learning rates rise from 0."""
     lr_floor: float = 0.0
+    """The last learning rate, as a share of the first."""
     cooldown: float = 0.0
+    """Last share of the run in which learning rates fall linearly to the floor."""
     clip: float = 0.25
+    """Largest gradient norm; 0 is off."""
     spike: float = 10.0
+    """Skip updates whose gradient norm is this many standard deviations above its mean; 0 is off."""
     locked_dropout: bool = False
+    """One dropout mask per row for all positions of a segment."""
     weight_dropout: float = 0.0
+    """Dropout of the weight matrices."""
     averaging: Literal["none", "ema", "asgd"] = "none"
+    """Of the weights: exponential (ema), or the mean of all from average_from on (asgd)."""
     average_decay: float = 0.999
+    """Of ema."""
     average_from: int = 0
+    """First step of asgd."""
     average_patience: int = 0
+    """Validations without improvement after which asgd starts; 0 is off."""
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
+    """Of matrix products; auto is bfloat16 on CUDA, float32 on a CPU."""
     compile: bool | None = None
+    """Use torch.compile. Default: on CUDA."""
     cuda_graph: bool = False
+    """Capture the step in a CUDA graph."""
     checkpoint_activations: bool = False
+    """Compute layers again in the backward pass, to save memory."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
+    """With several processes: replicated weights (ddp) or sharded ones (fsdp)."""
     validate_every: int = 0
+    """Steps between validations; 0 is off."""
     validate_tokens: int | None = None
+    """Tokens of the validation split to score. Default: all."""
     save_every: int = 1000
+    """Steps between checkpoints."""
     keep: int = 3
+    """Checkpoints that are kept."""
     patience: int = 0
+    """Validations without improvement after which the run ends; 0 is off."""
     seed: int = 1111
+    """Of weights and dropout."""
     init_from: str | None = None
     """A model whose weights the run starts with. Its config and tokenizer are used too."""
 
@@ -194,13 +235,21 @@ class EvaluationConfig:
     """How the trained model is read. Default of every key: its value at the end of training."""
 
     segment: int | None = None
+    """Tokens per segment."""
     memory: int | None = None
+    """Earlier positions a layer may attend to."""
     clamp: int | None = None
+    """Distances beyond this share its position key."""
     same_length: bool | None = None
+    """Every query attends to exactly `memory` keys."""
     pointer: int | None = None
+    """Earlier positions the pointer may copy from."""
     discount: float | None = None
+    """Lowers scores of distances beyond the clamp by this times log(distance / clamp)."""
     temperature: float | None = None
+    """Logits are divided by this before the softmax."""
     streams: int = 1
+    """Parts of the text that are read in parallel."""
 
     def __post_init__(self) -> None:
         config.require_bounds(self, "evaluation", LARGEST)

@@ -3,9 +3,8 @@
 import dataclasses
 import signal
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from longspan.data.cache import key
@@ -14,6 +13,8 @@ from longspan.experiments.compare import member
 from longspan.experiments.compare.contexts import measure_contexts
 from longspan.experiments.compare.member import Setup
 from longspan.experiments.compare.results import ResultsFile
+from longspan.experiments.compare.variants import Spread, Variant, spreads
+from longspan.terminal import progress_line
 from longspan.training.recipe import Recipe
 
 Log = Callable[[str], None]
@@ -47,6 +48,8 @@ class Comparison:
     rows: list[Row]
     contexts: list[dict[str, Any]]
     notes: list[str]
+    spreads: list[Spread] = field(default_factory=list)
+    """Mean and standard deviation of the recipes that were trained with several seeds."""
 
     @property
     def complete(self) -> list[Row]:
@@ -62,7 +65,7 @@ class StoppedError(LongspanError):
 
 
 def compare(
-    members: dict[str, Path],
+    members: Mapping[str, Variant],
     results: ResultsFile,
     setup: Setup,
     *,
@@ -73,12 +76,12 @@ def compare(
     """Train and measure the parts that are missing in `results`, and return the complete comparison."""
     rows: list[Row] = []
     recipes: dict[str, Recipe] = {}
-    for k, (name, file) in enumerate(members.items(), start=1):
-        row = Row(name, str(file))
+    for k, (name, variant) in enumerate(members.items(), start=1):
+        row = Row(name, str(variant.file))
         rows.append(row)
         log(f"{name} ({k} of {len(members)})")
         try:
-            recipes[name] = _complete(row, file, results, setup, log)
+            recipes[name] = _complete(row, variant, results, setup, log)
         except StoppedError:
             raise
         except LongspanError as error:
@@ -92,19 +95,21 @@ def compare(
     log("measuring contexts")
     # Opened only now: a model that is held while others train would count towards their peak memory.
     trained = [member.open_member(name, recipe, results.folder / name, setup) for name, recipe in recipes.items()]
-    found, notes = measure_contexts(trained, contexts, targets, results.contexts)
+    with progress_line("measuring contexts"):
+        found, notes = measure_contexts(trained, contexts, targets, results.contexts)
     results.save()
-    return Comparison(rows, found, notes)
+    groups = {name: variant.group for name, variant in members.items()}
+    return Comparison(rows, found, notes, spreads(groups, {row.name: row.score for row in rows if not row.failed}))
 
 
-def _complete(row: Row, file: Path, results: ResultsFile, setup: Setup, log: Log) -> Recipe:
+def _complete(row: Row, variant: Variant, results: ResultsFile, setup: Setup, log: Log) -> Recipe:
     """Train and score a member. Fills its row as far as it gets."""
-    recipe = member.read_recipe(file, setup)
+    recipe = member.read_recipe(variant, setup)
     row.family = recipe.family
     row.parameters = member.count_parameters(recipe)
     setup.budget.check_size(row.parameters)
     entry = results.members.setdefault(row.name, {})
-    entry["recipe"] = str(file)
+    entry |= {"recipe": str(variant.file), "base": variant.base}
     results.save()
     out = results.folder / row.name
     outcome, peak = member.train(recipe, out, setup.device)
@@ -125,7 +130,8 @@ def _complete(row: Row, file: Path, results: ResultsFile, setup: Setup, log: Log
     scored_as = key(one.loaded.hash, one.held_out.fingerprint, settings, setup.tokens)
     if entry.get("known_by") != scored_as:
         log(f"scoring {row.name}")
-        entry |= {"score": member.score_member(one, setup.tokens), "known_by": scored_as}
+        with progress_line(f"scoring {row.name}") as progress:
+            entry |= {"score": member.score_member(one, setup.tokens, progress), "known_by": scored_as}
         results.save()
     row.score = entry["score"]
     return recipe

@@ -15,7 +15,9 @@ from longspan.data import Encoded, open_corpus
 from longspan.errors import DataError, LongspanError, TrainingError
 from longspan.experiments.compare.budget import Budget
 from longspan.experiments.compare.peak import peak_memory, release_memory
+from longspan.experiments.compare.variants import Variant
 from longspan.models.families import family, outline
+from longspan.scoring.losses import Progress
 from longspan.scoring.score import score
 from longspan.training import run
 from longspan.training.observers.metrics import read_lines
@@ -47,10 +49,12 @@ class TrainedMember:
     held_out: Encoded
 
 
-def read_recipe(file: Path, setup: Setup) -> Recipe:
-    """The recipe with the text, seed and limit of the comparison instead of its own."""
+def read_recipe(variant: Variant, setup: Setup) -> Recipe:
+    """The recipe of a variant with the text, seed and limit of the comparison instead of its own."""
     limit = [f"training.{name}={value}" for name, value in setup.budget.limit.items()]
-    chosen = run.resolve(file, [*setup.overrides, *limit], data=setup.data, seed=setup.seed)
+    seed = setup.seed if variant.seed is None else variant.seed
+    overrides = [*setup.overrides, *variant.overrides, *limit]
+    chosen = run.resolve(variant.file, overrides, data=setup.data, seed=seed)
     chosen = dataclasses.replace(chosen, data=dataclasses.replace(chosen.data, valid=None, test=None))
     if limit:
         others: dict[str, Any] = {"steps": None, "tokens": None, "seconds": None} | setup.budget.limit
@@ -105,11 +109,11 @@ def open_member(name: str, recipe: Recipe, out: Path, setup: Setup) -> TrainedMe
     return TrainedMember(name, recipe, loaded, text)
 
 
-def score_member(one: TrainedMember, tokens: int) -> dict[str, Any]:
+def score_member(one: TrainedMember, tokens: int, progress: Progress | None = None) -> dict[str, Any]:
     """The score of the held-out text: as a stream, or with a sliding window if the model has no memory."""
     model, text = one.loaded.model, one.held_out
     try:
-        found = score(model, text.excerpt(0, tokens or None))
+        found = score(model, text.excerpt(0, tokens or None), progress=progress)
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise

@@ -69,7 +69,7 @@ def name_members(recipes: Sequence[str], results: ResultsFile) -> dict[str, Path
     for k, file in enumerate(files):
         if file in files[:k]:
             raise ConfigError(f"RECIPE {recipes[k]} is given twice ({file}); give each once")
-    kept = {Path(str(entry.get("recipe"))): name for name, entry in results.members.items()}
+    kept = {Path(str(entry.get("recipe"))): str(entry.get("base", name)) for name, entry in results.members.items()}
     # The name of a deleted file is free: the run in that folder is resumed only by the same recipe.
     taken = {name for file, name in kept.items() if file.is_file()}
     stems = [file.stem for file in files if file not in kept]

@@ -40,6 +40,14 @@ def cells(row: Row, found: Comparison) -> list[str]:
     ]
 
 
+def spread_rows(found: Comparison) -> list[list[str]]:
+    """A header and a row per recipe that was trained with several seeds."""
+    rows = [
+        [one.group, f"{one.seeds}", f"{one.bits:.4f} per {one.unit}", f"{one.deviation:.4f}"] for one in found.spreads
+    ]
+    return [["recipe", "seeds", "bits, mean", "standard deviation"], *rows] if rows else []
+
+
 def _recl(name: str, group: dict[str, Any]) -> str:
     if name not in group["members"]:
         return ""
@@ -94,5 +102,9 @@ def _opening(found: Comparison, device: torch.device) -> Section:
         cells(row, found) if row.failed is None else [row.name, "failed", *[""] * (len(columns) - 2)]
         for row in found.rows
     ]
+    head, *means = spread_rows(found) or [[]]
+    spread = table(head, means) if means else ""
     failures = [f"{row.name} failed: {row.failed}" for row in found.rows if row.failed is not None]
-    return Section("Comparison", table(columns, rows) + "".join(map(note, [*failures, *remarks(found, device)])))
+    return Section(
+        "Comparison", spread + table(columns, rows) + "".join(map(note, [*failures, *remarks(found, device)]))
+    )

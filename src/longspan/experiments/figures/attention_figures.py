@@ -24,6 +24,7 @@ DISTANCE = "distance (tokens back)"
 _COLUMNS = 96  # characters per line of text
 _ADVANCE = 0.60205  # width of a character of DejaVu Sans Mono, relative to the font size
 _WIDTH, _MARGIN = 9.6, 0.6  # inches, of a figure with text
+_LABEL_SIZE, _LABEL_SPACE = 7, 0.42  # points; inches for the axis title, its padding and the ticks
 
 
 def draw_attention(means: AttentionByDistance, folder: Path) -> None:
@@ -83,20 +84,22 @@ def draw_head(sample: AttentionSample, layer: int, head: int, name: str, folder:
     with save_figure(folder, name, _WIDTH, height) as figure:
         # Fixed positions: characters fit their columns only if the width of the axes is known.
         figure.set_layout_engine("none")
-        text = figure.add_axes((_MARGIN / _WIDTH, 0.1 / height, 1 - 2 * _MARGIN / _WIDTH, text_height / height))
+        below = figure.add_axes((_MARGIN / _WIDTH, 0.1 / height, 1 - 2 * _MARGIN / _WIDTH, text_height / height))
+        labels = [label(target) for target in sample.targets]
+        left = max(_MARGIN, _LABEL_SPACE + max(map(len, labels)) * _LABEL_SIZE * _ADVANCE / 72)
         axes = figure.add_axes(
-            (_MARGIN / _WIDTH, (text_height + 0.85) / height, 1 - 2 * _MARGIN / _WIDTH, map_height / height)
+            (left / _WIDTH, (text_height + 0.85) / height, 1 - (left + _MARGIN) / _WIDTH, map_height / height)
         )
         beyond = np.arange(marks.shape[1]) >= sample.visible[:, None]
         axes.imshow(np.where(beyond, 0.15, marks), cmap="Greys", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-        axes.set_yticks(range(len(weights)), [literal(label(target)) for target in sample.targets])
-        axes.tick_params(axis="y", labelsize=7, labelfontfamily="monospace")
+        axes.set_yticks(range(len(weights)), [literal(text) for text in labels])
+        axes.tick_params(axis="y", labelsize=_LABEL_SIZE, labelfontfamily="monospace")
         axes.set_xlabel(
             f"{DISTANCE}; black: the {share:.0%} of visible tokens with the largest attention; grey: not visible"
         )
         axes.set_ylabel("target (next token)")
         axes.set_title(f"layer {layer + 1}, head {head + 1}")
-        _draw_text(text, lines, label(sample.targets[-1]))
+        _draw_text(below, lines, label(sample.targets[-1]))
 
 
 def widest_heads(means: AttentionByDistance, count: int = 3) -> list[tuple[int, int]]:

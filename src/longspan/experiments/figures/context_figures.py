@@ -5,7 +5,14 @@ from pathlib import Path
 
 import numpy as np
 
-from longspan.experiments.figures.drawing import legend, legend_height, legend_name, line_style, save_figure
+from longspan.experiments.figures.drawing import (
+    keep_range,
+    legend,
+    legend_height,
+    legend_name,
+    line_style,
+    save_figure,
+)
 from longspan.scoring.loss_table import LossTable
 from longspan.scoring.recl import gains
 
@@ -56,5 +63,6 @@ def draw_perplexity(table: LossTable, folder: Path) -> None:
             axes.plot(table.contexts, np.exp(table.losses[i].mean(axis=1)), label=name, **line_style(i))
         axes.set_xlabel("context c (tokens)")
         axes.set_ylabel("perplexity per token")
+        keep_range(axes)
         axes.set_title(f"{table.targets} targets, each with exactly c tokens before it")
         legend(figure, axes)

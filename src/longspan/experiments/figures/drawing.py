@@ -1,4 +1,4 @@
-"""How figures are drawn: PNG and SVG, axes with units, and lines that differ without colour."""
+"""How figures are drawn: PNG, SVG and PDF, axes with units, and lines that differ without colour."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +34,11 @@ _SETTINGS: Any = {
     "savefig.dpi": 150,
     "text.hinting": "none",
     "figure.constrained_layout.use": True,
+    # Numbers as they are: an axis must not read `+2.39905e2` or `1e-5`.
+    "axes.formatter.useoffset": False,
+    "axes.formatter.limits": (-5, 7),
+    # Text in a PDF stays text.
+    "pdf.fonttype": 42,
     # The same figure gives the same file.
     "svg.hashsalt": "longspan",
 }
@@ -43,6 +48,18 @@ _SETTINGS: Any = {
 _SIGNS = {"\n": "↵", "\t": "→"}
 _LONGEST_NAME = 48  # characters of a name in a legend
 LEGEND_ROW = 0.19  # inches
+
+
+KINDS = ("png", "svg", "pdf")
+_NO_DATE: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # the file stays the same
+
+
+def keep_range(axes: "Axes", share: float = 0.02) -> None:
+    """Let the y axis span at least this share of its values: otherwise it magnifies differences that mean nothing."""
+    low, high = axes.get_ylim()
+    middle, least = (low + high) / 2, share * abs(low + high) / 2
+    if high - low < least:
+        axes.set_ylim(middle - least / 2, middle + least / 2)
 
 
 def line_style(index: int) -> dict[str, Any]:
@@ -106,9 +123,9 @@ def make_folder(folder: Path) -> None:
 
 @contextmanager
 def save_figure(
-    folder: Path, name: str, width: float = 6.4, height: float = 4.0, kinds: Sequence[str] = ("png", "svg")
+    folder: Path, name: str, width: float = 6.4, height: float = 4.0, kinds: Sequence[str] = KINDS
 ) -> Iterator["Figure"]:
-    """A figure of `width` by `height` inches, saved as NAME.png and NAME.svg at the end of the block."""
+    """A figure of `width` by `height` inches, saved as NAME.png, NAME.svg and NAME.pdf at the end of the block."""
     require_matplotlib()
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -117,8 +134,7 @@ def save_figure(
         figure = Figure(figsize=(width, height))
         yield figure
         for kind in kinds:
-            metadata: Any = {"Date": None} if kind == "svg" else None  # no date: the file stays the same
-            figure.savefig(folder / f"{name}.{kind}", metadata=metadata)
+            figure.savefig(folder / f"{name}.{kind}", metadata=_NO_DATE.get(kind))
 
 
 @cache

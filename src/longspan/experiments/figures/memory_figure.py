@@ -70,11 +70,12 @@ def measure_memories(
 
 
 def draw_memory(curve: MemoryCurve, folder: Path, *, unit: str, title: str, default: int | None = None) -> None:
-    """memory.svg: the curve with its values, memory lengths evenly spaced. `default` marks the model's own length.
+    """memory.svg and memory.pdf: the curve with its values, memory lengths evenly spaced. `default` marks the length of
+    the model.
 
     The background is opaque white, so that the figure is readable on a light and on a dark page.
     """
-    with save_figure(folder, "memory", 6.4, 3.2, kinds=("svg",)) as figure:
+    with save_figure(folder, "memory", 6.4, 3.2, kinds=("svg", "pdf")) as figure:
         axes = figure.subplots()
         places = range(len(curve.memories))
         axes.plot(places, curve.bits, "-o", color="#1f6fb2")

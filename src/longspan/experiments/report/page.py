@@ -11,7 +11,7 @@ _LEAST_SCALE = 1.18  # pixels per point: the smallest text, 8 points, is then ov
 _STYLE = """
 :root { color-scheme: light; }
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 62rem; padding: 1rem; background: #fff; color: #1a1a1a;
+body { margin: 0 auto; max-width: 78rem; padding: 1rem; background: #fff; color: #1a1a1a;
        font: 1rem/1.55 system-ui, sans-serif; overflow-wrap: anywhere; }
 h1 { font-size: 1.6rem; line-height: 1.2; margin: 1rem 0 0.25rem; }
 h2 { font-size: 1.2rem; margin: 2.5rem 0 0.5rem; border-top: 1px solid #bbb; padding-top: 1rem; }
@@ -19,9 +19,10 @@ nav ul { display: flex; flex-wrap: wrap; gap: 0.25rem 1rem; list-style: none; ma
 nav a { display: inline-block; padding: 0.35rem 0; color: #0b4f8a; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; min-width: 100%; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: 0.35rem 0.75rem; border-bottom: 1px solid #ddd; white-space: nowrap; }
+th, td { text-align: right; padding: 0.35rem 0.6rem; border-bottom: 1px solid #ddd; overflow-wrap: normal; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
-thead th { border-bottom: 2px solid #1a1a1a; }
+thead th { border-bottom: 2px solid #1a1a1a; vertical-align: bottom; }
+p, figure, pre { max-width: 62rem; }
 th:first-child, td:first-child { position: sticky; left: 0; background: #fff; }
 tr.ours td { font-weight: 600; }
 figure { margin: 1.5rem 0; }
@@ -31,8 +32,7 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f4f4f2; paddi
       font-size: 0.85rem; line-height: 1.45; }
 @media (max-width: 36rem) {
   th, td { padding: 0.35rem 0.5rem; font-size: 0.85rem; }
-  thead th { white-space: normal; overflow-wrap: normal; vertical-align: bottom; }
-  td:first-child { white-space: normal; min-width: 4rem; max-width: 8rem; }
+  td:first-child { min-width: 4rem; max-width: 8rem; overflow-wrap: anywhere; }
   .wide:has(table) { background: linear-gradient(to left, #fff 1rem, transparent 3rem) local,
                                  linear-gradient(to left, #bbb, transparent 1rem); }
   figcaption::after { content: " Scroll sideways to see all of the figure."; }

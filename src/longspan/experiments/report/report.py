@@ -104,7 +104,7 @@ def build_report(
     opened, problems = _open(runs, device, dtype)
     parts: list[tuple[str, Callable[[], Iterator[str]]]] = [
         ("Runs", lambda: _runs(runs, opened)),
-        ("Learning curves", lambda: _curves(runs, scratch)),
+        ("Learning curves", lambda: _curves(runs, opened, scratch)),
         ("Scores", lambda: _scores(opened, effort)),
         ("Context", lambda: _contexts(opened, scratch, effort)),
         ("Attention", lambda: _attention(opened, scratch, effort)),
@@ -171,14 +171,24 @@ def _runs(runs: Sequence[Run], opened: Sequence[OpenRun]) -> Iterator[str]:
     yield table(["run", "family", "parameters", "corpus", "steps", "minutes", "tokens/s", "device"], rows)
 
 
-def _curves(runs: Sequence[Run], scratch: Path) -> Iterator[str]:
-    """Smoothed training loss, and validation loss if the run has any, by tokens of training text."""
+def _curves(runs: Sequence[Run], opened: Sequence[OpenRun], scratch: Path) -> Iterator[str]:
+    """Smoothed training loss, and validation loss if the run has any, by tokens of training text. One figure per unit:
+    bits of a byte and bits of a word are not comparable."""
+    units = {one.run.name: one.loaded.tokenizer.unit for one in opened}
     if not any(len(run.training["step"]) for run in runs):
         yield note("No run has written metrics yet.")
         return
-    shown = [(i, run) for i, run in enumerate(runs) if len(run.training["step"])]
+    groups: dict[str, list[tuple[int, Run]]] = {}
+    for i, run in enumerate(runs):
+        if len(run.training["step"]):
+            groups.setdefault(units.get(run.name, "token"), []).append((i, run))
+    for unit, shown in groups.items():
+        yield _draw_curves(shown, unit, scratch)
+
+
+def _draw_curves(shown: Sequence[tuple[int, Run]], unit: str, scratch: Path) -> str:
     labels = [f"{legend_name(run.name)}, {curve}" for _, run in shown for curve in ("training", "held out")]
-    with save_figure(scratch, "curves", 6.4, 3.4 + legend_height(labels, 6.4)) as canvas:
+    with save_figure(scratch, f"curves-{unit}", 6.4, 3.4 + legend_height(labels, 6.4)) as canvas:
         axes = canvas.subplots()
         for i, run in shown:
             steps, bits, style = run.training["step"], run.training["bits"], line_style(i)
@@ -190,13 +200,13 @@ def _curves(runs: Sequence[Run], scratch: Path) -> Iterator[str]:
                 at = np.interp(run.held_out["step"], steps, run.training["tokens"])
                 held_out = {"linestyle": "", "label": f"{legend_name(run.name)}, held out"}
                 axes.plot(at, run.held_out["bits"], **(style | held_out))
-        axes.set_xlabel("training tokens")
-        axes.set_ylabel("loss (bits per token)")
+        axes.set_xlabel(f"training text ({unit}s)")
+        axes.set_ylabel(f"loss (bits per {unit})")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         axes.locator_params(axis="x", nbins=5)
         legend(canvas, axes)
     markers = ", held-out loss (markers)" if any(len(run.held_out["step"]) for _, run in shown) else ""
-    yield figure(scratch / "curves.svg", f"Loss by training tokens: training loss, smoothed (lines){markers}.")
+    return figure(scratch / f"curves-{unit}.svg", f"Loss by {unit}s of training text: smoothed (lines){markers}.")
 
 
 def _scores(opened: Sequence[OpenRun], effort: Effort) -> Iterator[str]:

@@ -5,12 +5,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from longspan.terminal import unguarded
+from longspan.terminal import PLAIN_SECONDS, unguarded
 from longspan.training.ledger import Row
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer, Validation
 
-PLAIN_SECONDS = 10.0
 MEANINGFUL_SECONDS = 5.0
 """The time left is not shown before steps have taken this long."""
 

@@ -1,0 +1,26 @@
+"""`longspan config`: every key of a recipe, with its default."""
+
+from typing import Annotated
+
+import typer
+
+from longspan.cli.keys import all_keys, key_lines
+from longspan.cli.options import Json, print_json
+from longspan.errors import UnknownNameError
+
+
+def config(
+    key: Annotated[
+        str, typer.Argument(metavar="[KEY]", help="A key or a table, for example training.lr or data.")
+    ] = "",
+    json: Json = False,
+) -> None:
+    """Describe every key of a recipe, for --set and for TOML files, with its default."""
+    keys = all_keys()
+    chosen = [one for one in keys if not key or one.name == key or one.name.startswith(f"{key}.")]
+    if not chosen:
+        raise UnknownNameError("key", key, [one.name for one in keys])
+    if json:
+        print_json({"keys": [one._asdict() for one in chosen]})
+        return
+    print("\n".join(key_lines(chosen)))

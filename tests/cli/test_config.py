@@ -1,0 +1,65 @@
+"""`longspan config`, `train --help`, grouped help and shell completion."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import pytest
+
+from longspan import config
+from longspan.cli.keys import recipe_keys
+from longspan.cli.main import GROUPS
+from longspan.training.recipe import SECTIONS
+
+from .conftest import Cli
+
+
+def test_every_key_of_a_recipe_is_described_with_its_default() -> None:
+    """The source is parsed without being imported: keys and defaults must be those of the imported classes."""
+    expected = {
+        f"{table}.{name}": default
+        for table in ("data", "training", "evaluation")
+        for name, default in config.keys(SECTIONS[table]).items()
+    }
+    found = {key.name: key for key in recipe_keys()}
+    assert set(found) == set(expected)
+    for name, key in found.items():
+        assert eval(key.default) == expected[name], name
+        assert key.text.endswith("."), name
+
+
+def test_config_lists_keys_within_100_columns(cli: Cli) -> None:
+    listed = cli("config").out
+    assert max(map(len, listed.splitlines())) <= 100
+    assert "training.lr " in listed
+    assert "model.layers " in listed
+    one = cli("config", "training.lr").out
+    assert one.split() == ["training.lr", "Learning", "rate", "of", "AdamW", "or", "SGD.", "Default:", "0.00025."]
+    assert len(cli("config", "data", "--json").json["keys"]) == len(dataclasses.fields(SECTIONS["data"]))
+    cli("config", "training.rl").refused("training.rl", "training.lr")
+
+
+def test_train_help_has_every_key(cli: Cli) -> None:
+    out = cli("train", "--help").out
+    for key in recipe_keys():
+        assert f"  {key.name} " in out
+
+
+def test_help_is_grouped(cli: Cli) -> None:
+    out = cli("--help").out
+    places = [out.index(f"\n{group}:") for group in GROUPS]
+    assert places == sorted(places)
+    for group, verbs in GROUPS.items():
+        section = out.partition(f"\n{group}:\n")[2].partition("\n\n")[0]
+        assert all(f"  {name} " in section for name in verbs), group
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"), [("longspan gen", "generate"), ("longspan generate --repet", "--repetition-penalty")]
+)
+def test_shell_completion(line: str, expected: str) -> None:
+    environment = os.environ | {"_LONGSPAN_COMPLETE": "complete_bash", "COMP_WORDS": line}
+    environment["COMP_CWORD"] = str(len(line.split()) - 1)
+    done = subprocess.run([sys.executable, "-m", "longspan"], env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == [expected], done.stderr

@@ -25,7 +25,7 @@ LARGEST |= {"validate_tokens": TOKENS, "parameters": TOKENS, "segment_jitter": 2
 LARGEST |= dict.fromkeys(("lr", "muon_lr", "weight_decay", "clip", "spike", "score"), 1e38)  # the range of float32
 LARGEST |= dict.fromkeys(("betas", "epsilon", "muon_momentum", "lr_floor", "cooldown"), 1)
 LARGEST |= dict.fromkeys(("weight_dropout", "average_decay"), 1) | dict.fromkeys(("clamp", "pointer", "streams"), 2**20)
-LARGEST |= {"temperature": 100, "discount": 100}
+LARGEST |= {"temperature": 100, "discount": 100, "layer_decay": 1, "unfreeze_every": STEPS}
 
 S = TypeVar("S")
 SETTINGS = ("memory", "clamp", "same_length", "pointer")
@@ -101,10 +101,14 @@ class TrainingConfig:
     weight_decay: float = 0.0
     muon_lr: float = 0.02
     muon_momentum: float = 0.95
-    schedule: Literal["cosine", "inverse-sqrt", "linear", "constant"] = "cosine"
+    schedule: Literal["cosine", "inverse-sqrt", "linear", "constant", "slanted-triangular"] = "cosine"
     warmup: int = 0
     lr_floor: float = 0.0
     cooldown: float = 0.0
+    layer_decay: float = 1.0
+    """Every layer has this many times the learning rate of the layer above it: discriminative rates."""
+    unfreeze_every: int = 0
+    """Train the last layer only, and one more after every so many steps: gradual unfreezing. 0: all from the start."""
     clip: float = 0.25
     spike: float = 10.0
     locked_dropout: bool = False
@@ -141,7 +145,13 @@ class TrainingConfig:
             require(getattr(self, name) >= 1, f"training.{name}={getattr(self, name)} must be at least 1")
         for name in ("warmup", "weight_decay", "clip", "spike", "validate_every", "patience", "seed"):
             require(getattr(self, name) >= 0, f"training.{name}={getattr(self, name)} must not be negative")
-        for name in ("segment_jitter", "average_from", "average_patience"):
+        require(0 < self.layer_decay <= 1, f"training.layer_decay={self.layer_decay} must be above 0 and at most 1")
+        require(
+            not (self.unfreeze_every and (self.cuda_graph or self.compile)),
+            f"training.unfreeze_every={self.unfreeze_every} changes what a step computes; turn off training.compile and "
+            "training.cuda_graph",
+        )
+        for name in ("segment_jitter", "average_from", "average_patience", "unfreeze_every"):
             require(getattr(self, name) >= 0, f"training.{name}={getattr(self, name)} must not be negative")
         for name in ("weight_dropout", "muon_momentum", "average_decay", "lr_floor", "cooldown"):
             require(0 <= getattr(self, name) < 1, f"training.{name}={getattr(self, name)} must be in [0, 1)")

@@ -12,7 +12,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -103,6 +103,10 @@ class LanguageModel(nn.Module, ABC):
     settings: ClassVar[frozenset[str]] = frozenset({"segment", "temperature"})
     """The keys of `Reading` that this family uses."""
     hints: Hints = Hints()
+    causal: ClassVar[bool] = True
+    """Whether `encode` sees only earlier tokens."""
+    classify_at: ClassVar[Literal["first", "last"]] = "last"
+    """The position of a document whose hidden state is classified: after its text, or before it."""
     config: Any
     head: Head
     reading: Reading = Reading()
@@ -131,6 +135,13 @@ class LanguageModel(nn.Module, ABC):
         The last output is what the head reads. `starts` marks tokens that start a document: the row's earlier context
         is masked.
         """
+
+    def encode(
+        self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
+    ) -> tuple[tuple[Tensor, ...], State]:
+        """Hidden states as features of a task. In a family that is not `causal`, a position also sees the tokens after
+        it in its segment, up to the next document start."""
+        return self.hidden_states(tokens, state, starts)
 
     @abstractmethod
     def reach(self, reading: Reading | None = None) -> int:

@@ -1,0 +1,106 @@
+"""Predictions of a TaskModel, and their metrics."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from longspan.checkpoints.model_folder import load_model
+from longspan.errors import ConfigError
+from longspan.tokenizers import Tokenizer
+from longspan.transfer.batches import collate
+from longspan.transfer.formats import Format, Sequences
+from longspan.transfer.metrics import METRICS
+from longspan.transfer.model import TaskModel
+from longspan.transfer.tasks.task import Example, Label, Task
+
+TOKENS = {"cpu": 8192, "cuda": 131_072}
+"""Tokens of a batch, padding included."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The predicted label of an example; for classes and choices, the probability of each."""
+
+    label: Label
+    probabilities: tuple[float, ...] = ()
+
+
+class Predictor:
+    """A TaskModel with its tokenizer, in eval mode."""
+
+    def __init__(self, model: TaskModel, tokenizer: Tokenizer) -> None:
+        self.model, self.tokenizer, self.config = model.eval(), tokenizer, model.config
+        self.format = Format(tokenizer, self.config.kind, self.config.labels, model, self.config.longest)
+
+    @property
+    def task(self) -> Task:
+        """The task that the model was trained for, to read rows of the same form."""
+        c = self.config
+        label = {"similarity": "score", "tags": "tags"}.get(c.kind, "label")
+        return Task(name=c.task, kind=c.kind, texts=c.texts, label=label, metrics=c.metrics)
+
+    def predict(self, examples: Sequence[Example]) -> list[Prediction]:
+        """The predictions, in the order of the examples."""
+        encoded = self.format.encode([Example(example.texts) for example in examples])
+        found: dict[int, Prediction] = {}
+        for chosen in _batches(encoded, TOKENS.get(self._device.type, 8192)):
+            rows = self._scores([encoded[k] for k in chosen])
+            for k, scores in zip(chosen, rows, strict=True):
+                found[k] = self._prediction(scores, encoded[k], len(examples[k].texts))
+        return [found[k] for k in range(len(examples))]
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def _scores(self, examples: list[Sequences]) -> NDArray[np.float32]:
+        batch, rows = collate(examples), len(examples[0].rows)
+        tokens, starts = (torch.from_numpy(array).to(self._device) for array in (batch.tokens, batch.starts))
+        documents = tokens.view(len(examples) * rows, -1)
+        with torch.inference_mode():
+            valid = starts.view_as(documents).cumsum(1) == 0
+            return self.model.scores(documents, valid, rows=rows)[0].float().cpu().numpy()
+
+    def _prediction(self, scores: NDArray[np.float32], example: Sequences, words: int) -> Prediction:
+        c = self.config
+        if c.kind == "similarity":
+            return Prediction(float(c.low + scores[0] * (c.high - c.low)))
+        if c.kind == "tags":
+            other = "O" if "O" in c.labels else c.labels[0]  # for words beyond the longest sequence
+            tags = [c.labels[k] for k in scores[example.marks].argmax(-1)]
+            return Prediction((*tags, *[other] * (words - len(tags))))
+        shifted = np.exp(scores.astype(np.float64) - scores.max())
+        best = int(scores.argmax())
+        return Prediction(best if c.kind == "choice" else c.labels[best], tuple((shifted / shifted.sum()).tolist()))
+
+    def evaluate(self, examples: Sequence[Example]) -> dict[str, float]:
+        """Every metric of the task."""
+        predicted = [prediction.label for prediction in self.predict(examples)]
+        gold = [example.label for example in examples]
+        return {name: METRICS[name](gold, predicted) for name in self.config.metrics}
+
+
+def _batches(examples: Sequence[Sequences], tokens: int) -> Iterator[list[int]]:
+    """Examples of similar length, so many that a batch has at most `tokens` tokens, or a single example."""
+    order = np.argsort([example.length for example in examples], kind="stable").tolist()
+    chosen: list[int] = []
+    for k in order:
+        if chosen and (len(chosen) + 1) * examples[k].length * len(examples[k].rows) > tokens:
+            yield chosen
+            chosen = []
+        chosen.append(k)
+    if chosen:
+        yield chosen
+
+
+def load_predictor(path: str | Path, *, device: torch.device | str = "cpu", **settings: Any) -> Predictor:
+    """The fine-tuned model in the folder of a run or a model."""
+    loaded = load_model(Path(path), overrides=settings, device=device)
+    if not isinstance(loaded.model, TaskModel):
+        raise ConfigError(f"{path} is a language model without a task; make one with longspan finetune {path}")
+    return Predictor(loaded.model, loaded.tokenizer)

@@ -28,6 +28,7 @@ from longspan.cli import (
     report,
     tokenizer,
     train,
+    transfer,
 )
 from longspan.errors import LongspanError, UnknownNameError
 from longspan.terminal import guarded_streams, is_silent, visible
@@ -72,6 +73,10 @@ app.command("figures")(figures.figures)
 app.command("report")(report.report)
 app.command("recipes")(recipes.recipes)
 app.command("compare")(compare.compare)
+app.command("finetune")(transfer.finetune)
+app.command("predict")(transfer.predict)
+app.command("embed")(transfer.embed)
+app.command("evaluate-tasks")(transfer.evaluate_tasks)
 app.add_typer(data.app, name="data")
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(bench.app, name="bench")

@@ -148,8 +148,8 @@ class TrainingConfig:
         require(0 < self.layer_decay <= 1, f"training.layer_decay={self.layer_decay} must be above 0 and at most 1")
         require(
             not (self.unfreeze_every and (self.cuda_graph or self.compile)),
-            f"training.unfreeze_every={self.unfreeze_every} changes what a step computes; turn off training.compile and "
-            "training.cuda_graph",
+            f"training.unfreeze_every={self.unfreeze_every} changes what a step computes; turn off "
+            "training.compile and training.cuda_graph",
         )
         for name in ("segment_jitter", "average_from", "average_patience", "unfreeze_every"):
             require(getattr(self, name) >= 0, f"training.{name}={getattr(self, name)} must not be negative")

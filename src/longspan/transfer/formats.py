@@ -12,13 +12,13 @@ tokens has the end of a document, or a newline, in place of a separator and of [
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from longspan.contract import LanguageModel
 from longspan.errors import DataError, LongspanError
+from longspan.reading import Reading
 from longspan.tokenizers import Tokenizer
 from longspan.tokenizers.text import to_bytes
 from longspan.transfer.tasks.task import Example, Kind, Label
@@ -48,11 +48,24 @@ class Sequences:
         return max(len(row) for row in self.rows)
 
 
+@runtime_checkable
+class Reads(Protocol):
+    """What a format needs to know about a model."""
+
+    @property
+    def causal(self) -> bool: ...
+    @property
+    def classify_at(self) -> Literal["first", "last"]: ...
+    @property
+    def reading(self) -> Reading: ...
+    def has_memory(self) -> bool: ...
+
+
 class Format:
     """Converts examples of one kind for one model and tokenizer."""
 
     def __init__(
-        self, tokenizer: Tokenizer, kind: Kind, labels: Sequence[str], model: LanguageModel, longest: int | None = None
+        self, tokenizer: Tokenizer, kind: Kind, labels: Sequence[str], model: Reads, longest: int | None = None
     ) -> None:
         self.tokenizer, self.kind = tokenizer, kind
         self.labels = {label: k for k, label in enumerate(labels)}

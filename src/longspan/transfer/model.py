@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, cast
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from longspan import config as configs
@@ -148,14 +147,21 @@ class TaskModel(LanguageModel):
     def initial_state(
         self, batch: int = 1, reading: Reading | None = None, *, trainable: bool | None = None, filled: bool = False
     ) -> State:
-        # In training every document starts from an empty state, so there is nothing to allocate.
-        filled = filled and not self.training
-        return self.base.initial_state(batch, reading or self.reading, trainable=trainable, filled=filled)
+        reading = reading or self.reading
+        if self.training:  # a batch is complete documents, so a state carries nothing to the next one
+            self.check_reading(reading)
+            return State((), torch.zeros(batch, dtype=torch.int64, device=self.classifier[-1].weight.device), reading)
+        return self.base.initial_state(batch, reading, trainable=trainable, filled=filled)
 
     def hidden_states(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
     ) -> tuple[tuple[Tensor, ...], State]:
-        return self.base.hidden_states(tokens, state or self.initial_state(len(tokens)), starts)
+        state = state or self.initial_state(len(tokens))
+        if self.training:
+            return self.base.hidden_states(tokens, self.base.initial_state(len(tokens), state.reading), starts)[
+                0
+            ], state
+        return self.base.hidden_states(tokens, state, starts)
 
     def forward(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None

@@ -11,7 +11,7 @@ from longspan.errors import UnknownNameError
 @dataclass(frozen=True)
 class KnownTask:
     """`given` are values of a task.toml where they do not follow from the rows. A task without a kind is scored by
-    likelihood (`evaluate-tasks`) and has no training split. `form` names the converter of install.py."""
+    likelihood (`evaluate-tasks`) and has no training split. `form` names the converter of packed.py."""
 
     name: str
     title: str

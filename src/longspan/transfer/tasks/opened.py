@@ -13,8 +13,8 @@ import numpy as np
 
 from longspan import config
 from longspan.errors import ConfigError, DataError
-from longspan.transfer.tasks.install import install, read_rows
 from longspan.transfer.tasks.known import KNOWN, find_known
+from longspan.transfer.tasks.packed import install, read_rows
 from longspan.transfer.tasks.task import Example, Task, recognise
 
 NAMES = {"train": ("train",), "dev": ("dev", "valid", "validation"), "test": ("test",)}

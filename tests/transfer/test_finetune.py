@@ -21,7 +21,8 @@ from longspan.transfer.formats import Sequences
 from longspan.transfer.predict import load_predictor
 from longspan.transfer.tasks import TaskData, open_task
 
-FAST = ["training.batch=6", "training.lr=8e-3", "training.validate_every=12", "training.save_every=6"]
+FAST = ["model.pooling=concat", "training.batch=6", "training.lr=8e-3"]
+FAST += ["training.validate_every=12", "training.save_every=6"]
 
 
 @pytest.fixture(scope="module")

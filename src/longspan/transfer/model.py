@@ -156,17 +156,19 @@ class TaskModel(LanguageModel):
     def hidden_states(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
     ) -> tuple[tuple[Tensor, ...], State]:
-        state = state or self.initial_state(len(tokens))
-        if self.training:
-            return self.base.hidden_states(tokens, self.base.initial_state(len(tokens), state.reading), starts)[
-                0
-            ], state
-        return self.base.hidden_states(tokens, state, starts)
+        hidden, after = self.base.hidden_states(tokens, self._continued(state, len(tokens)), starts)
+        return hidden, state if self.training and state is not None else after
+
+    def _continued(self, state: State | None, batch: int) -> State:
+        """The state that the wrapped model continues from: a new one if the given one carries nothing."""
+        if state is None or self.training:
+            return self.base.initial_state(batch, self.reading if state is None else state.reading)
+        return state
 
     def forward(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
     ) -> tuple[Float[Tensor, "B T V"], State]:
-        return self.base(tokens, state or self.initial_state(len(tokens)), starts)
+        return self.base(tokens, self._continued(state, len(tokens)), starts)
 
     def losses(
         self,
@@ -177,7 +179,7 @@ class TaskModel(LanguageModel):
         *,
         last: int | None = None,
     ) -> tuple[Float[Tensor, "B S"], State]:
-        return self.base.losses(tokens, targets, state or self.initial_state(len(tokens)), starts, last=last)
+        return self.base.losses(tokens, targets, self._continued(state, len(tokens)), starts, last=last)
 
     # As a classifier.
 

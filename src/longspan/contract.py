@@ -105,6 +105,8 @@ class LanguageModel(nn.Module, ABC):
     hints: Hints = Hints()
     causal: ClassVar[bool] = True
     """Whether `encode` sees only earlier tokens."""
+    predicts_next: ClassVar[bool] = True
+    """Whether it is trained to predict the next token in some order, so that likelihoods mean something."""
     classify_at: ClassVar[Literal["first", "last"]] = "last"
     """The position of a document whose hidden state is classified: after its text, or before it."""
     config: Any

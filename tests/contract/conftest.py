@@ -44,6 +44,7 @@ WITH_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "adaptive-span": ("adaptive-span", {"span": 9, "ramp": 3}),
     "adaptive-span-wide": ("adaptive-span", {"span": 40, "ramp": 4, "norm": "pre"}),
     "longformer-memory": ("longformer", {"window": [4, 6], "dilation": [[1, 2]], "memory": 10}),
+    "xlnet": ("xlnet", {"memory": 40}),
     "compressive-covering": ("compressive", {"memory": 40, "compressed": 6, "rate": 2}),
 }
 # Families of other packages. With a memory of 40 positions, those that use one cover every stream of the suite.
@@ -88,7 +89,9 @@ WITHOUT_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
 LEARNED_40 = {"learned", "al-rfou", "sparse-strided", "sparse-fixed", "bigbird"}
 """Those with 40 learned positions; they refuse longer segments."""
 # Their training loss has further terms, which other tests check.
-MORE_THAN_THE_MEAN = {"al-rfou"}
+OWN_OBJECTIVE = {"xlnet"}
+"""They are trained on another objective than the next token."""
+MORE_THAN_THE_MEAN = {"al-rfou"} | OWN_OBJECTIVE
 SLOW = {"convolution-same-length", "convolution-memory-0", "vanilla-convolution"}
 """Variants of transformer-xl and longspan-xl that run in `make test` and not in `make check`."""
 CUT_ANYWHERE = WITH_MEMORY | WITHOUT_MEMORY

@@ -21,6 +21,7 @@ GROUP = "longspan.families"
 BUILT_IN = {
     "transformer-xl": "longspan.models.transformer_xl:TransformerXL",
     "longspan-xl": "longspan.models.longspan_xl:LongspanXL",
+    "xlnet": "longspan.models.xlnet:XLNet",
     "vanilla": "longspan.models.vanilla:Vanilla",
     "rotary": "longspan.models.rotary:Rotary",
     "compressive": "longspan.models.compressive:Compressive",

@@ -40,8 +40,8 @@ def likelihoods(model: TextModel, pairs: Sequence[tuple[str, str]], reading: Rea
     A model without memory reads the last tokens that fit into a segment.
     """
     language_model, reading = model.model, reading or model.reading
-    if not language_model.causal:
-        raise ConfigError("likelihoods need a model that predicts the next token; this family is bidirectional")
+    if not language_model.predicts_next:
+        raise ConfigError("likelihoods need a model that predicts the next token, and this family does not")
     texts = [to_bytes(text) for pair in pairs for text in pair]
     encoded = model.tokenizer.encode_many(texts, "the task", partial=True)
     first = model._first_token().astype(np.int64)

@@ -22,6 +22,8 @@ BUILT_IN = {
     "transformer-xl": "longspan.models.transformer_xl:TransformerXL",
     "longspan-xl": "longspan.models.longspan_xl:LongspanXL",
     "xlnet": "longspan.models.xlnet:XLNet",
+    "bert": "longspan.models.bert:BERT",
+    "gpt": "longspan.models.gpt:GPT",
     "vanilla": "longspan.models.vanilla:Vanilla",
     "rotary": "longspan.models.rotary:Rotary",
     "compressive": "longspan.models.compressive:Compressive",

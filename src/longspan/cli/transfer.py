@@ -165,7 +165,7 @@ def evaluate_tasks(
     if json:
         print_json(found)
         return
-    rows = {}
+    rows: dict[str, Any] = {}
     for name, scores in found.items():
         rows |= {f"{name} {key}": value for key, value in scores.items() if not isinstance(value, dict)}
     print_rows(rows)

@@ -70,9 +70,10 @@ class BiasedLayer(nn.Module):
     def both_directions(
         self, x: Float[Tensor, "B T E"], document: Bool[Tensor, "B 1 T T"] | None
     ) -> Float[Tensor, "B T E"]:
-        return self.run(
-            x, lambda *qkv, dropout: F.scaled_dot_product_attention(*qkv, attn_mask=document, dropout_p=dropout)
-        )
+        def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=document, dropout_p=dropout)
+
+        return self.run(x, attend)
 
     def run(self, x: Float[Tensor, "B T E"], attend: Any) -> Float[Tensor, "B T E"]:
         """norm(x + attention(x)), norm(x + feed_forward(x)), or with the norms before."""

@@ -34,7 +34,8 @@ def collate(examples: Sequence[Sequences]) -> Batch:
                 starts[b, r, len(row)] = True
         if len(example.targets):
             targets[b, 0, example.marks if len(example.marks) else [0]] = example.targets
-    return Batch(*(array.reshape(len(examples), -1) for array in (tokens, targets, starts)))
+    flat = len(examples), count * length
+    return Batch(tokens.reshape(flat), targets.reshape(flat), starts.reshape(flat))
 
 
 class ExampleBatches:

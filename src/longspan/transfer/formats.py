@@ -107,6 +107,7 @@ class Format:
         return [make(example, [next(found).astype(np.int64) for _ in example.texts]) for example in examples]
 
     def _document(self, example: Example, texts: list[Ids]) -> Sequences:
+        parts: list[tuple[Ids, ...]]
         if self.kind == "single":
             parts = [(texts[0],)]
         elif self.kind == "choice":

@@ -16,7 +16,7 @@ class Pool(NamedTuple):
     last: Float[Tensor, "B D"]
     greatest: Float[Tensor, "B D"]
     total: Float[Tensor, "B D"]
-    count: Int[Tensor, "B"]
+    positions_read: Int[Tensor, "B"]
 
     @property
     def positions(self) -> int:
@@ -31,7 +31,7 @@ class Pool(NamedTuple):
         """With the hidden states of a segment, of which `valid` ones count: a first part of every row. `last` is the
         newest one or, with `first`, the oldest."""
         h, mask = h.to(self.total.dtype), valid[..., None]
-        some, begun = valid.any(1)[:, None], (self.count > 0)[:, None]
+        some, begun = valid.any(1)[:, None], (self.positions_read > 0)[:, None]
         end = valid.sum(1).sub(1).clamp(min=0)
         newest = h[:, 0] if first else h[torch.arange(len(h), device=h.device), end]
         keep = begun if first else ~some
@@ -41,12 +41,12 @@ class Pool(NamedTuple):
             torch.where(keep, self.last, torch.where(some, newest, self.last)),
             torch.where(some, peak, self.greatest),
             self.total + torch.where(mask, h, 0.0).sum(1),
-            self.count + valid.sum(1),
+            self.positions_read + valid.sum(1),
         )
 
     def vector(self, pooling: str) -> Float[Tensor, "B E"]:
         """`last`, `mean`, or [last; max; mean] for `concat` (Howard & Ruder 2018, section 3.3)."""
-        mean = self.total / self.count.clamp(min=1)[:, None]
+        mean = self.total / self.positions_read.clamp(min=1)[:, None]
         if pooling == "concat":
             return torch.cat([self.last, self.greatest, mean], dim=-1)
         return mean if pooling == "mean" else self.last

@@ -125,6 +125,11 @@ class TaskModel(LanguageModel):
         return self.base.classify_at
 
     @property
+    def _weight(self) -> Tensor:
+        """A weight of the classifier: its device and dtype are those of the pool."""
+        return next(self.classifier.parameters())
+
+    @property
     def head(self) -> Head:  # type: ignore[override]
         return self.base.head
 
@@ -150,7 +155,7 @@ class TaskModel(LanguageModel):
         reading = reading or self.reading
         if self.training:  # a batch is complete documents, so a state carries nothing to the next one
             self.check_reading(reading)
-            return State((), torch.zeros(batch, dtype=torch.int64, device=self.classifier[-1].weight.device), reading)
+            return State((), torch.zeros(batch, dtype=torch.int64, device=self._weight.device), reading)
         return self.base.initial_state(batch, reading, trainable=trainable, filled=filled)
 
     def hidden_states(
@@ -186,7 +191,7 @@ class TaskModel(LanguageModel):
     def open_document(self, batch: int, reading: Reading | None = None) -> State:
         """The state before a document: an empty memory and an empty pool."""
         state = self.base.initial_state(batch, reading or self.reading, trainable=self.training)
-        pool = Pool.empty(batch, self.width, self.classifier[-1].weight)
+        pool = Pool.empty(batch, self.width, self._weight)
         return replace(state, caches=(*state.caches, pool))
 
     def read(self, tokens: Int[Tensor, "B T"], state: State, valid: Bool[Tensor, "B T"] | None = None) -> State:

@@ -77,6 +77,8 @@ def create(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(config.convert(int, seed, "seed") % 2**63)
         model = _build(family, {"vocabulary": tokenizer.size, **values}, reading, device)
+    if model.spelled:
+        model.spell([tokenizer.decode_bytes([token]) for token in range(tokenizer.size)])
     return TextModel(model, tokenizer)
 
 

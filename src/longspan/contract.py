@@ -10,7 +10,7 @@ Training, scoring, generation and figures are written once, against the classes 
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -105,6 +105,8 @@ class LanguageModel(nn.Module, ABC):
     hints: Hints = Hints()
     causal: ClassVar[bool] = True
     """Whether `encode` sees only earlier tokens."""
+    spelled: ClassVar[bool] = False
+    """Whether it reads the characters of tokens, so that it must know how they are spelled."""
     predicts_next: ClassVar[bool] = True
     """Whether it is trained to predict the next token in some order, so that likelihoods mean something."""
     classify_at: ClassVar[Literal["first", "last"]] = "last"
@@ -159,6 +161,9 @@ class LanguageModel(nn.Module, ABC):
             if getattr(reading, name) and name not in self.settings:
                 used = ", ".join(sorted(self.settings))
                 raise ConfigError(f"{name}={getattr(reading, name)} has no effect on this family, which uses {used}")
+
+    def spell(self, tokens: Sequence[bytes]) -> None:
+        """Tell a `spelled` model the bytes of every token."""
 
     def facts(self) -> dict[str, Any]:
         """Numbers worth reporting that are neither config nor size: what was learned or measured."""

@@ -45,6 +45,7 @@ WITH_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "adaptive-span-wide": ("adaptive-span", {"span": 40, "ramp": 4, "norm": "pre"}),
     "longformer-memory": ("longformer", {"window": [4, 6], "dilation": [[1, 2]], "memory": 10}),
     "xlnet": ("xlnet", {"memory": 40}),
+    "elmo": ("elmo", {"inner": None, "filters": [[1, 6], [2, 8]]}),
     "compressive-covering": ("compressive", {"memory": 40, "compressed": 6, "rate": 2}),
 }
 # Families of other packages. With a memory of 40 positions, those that use one cover every stream of the suite.
@@ -92,7 +93,7 @@ WITHOUT_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
 LEARNED_40 = {"learned", "al-rfou", "sparse-strided", "sparse-fixed", "bigbird", "gpt", "gpt-post", "bert"}
 """Those with 40 learned positions; they refuse longer segments."""
 # Their training loss has further terms, which other tests check.
-OWN_OBJECTIVE = {"xlnet", "bert"}
+OWN_OBJECTIVE = {"xlnet", "bert", "elmo"}
 """They are trained on another objective than the next token."""
 MORE_THAN_THE_MEAN = {"al-rfou"} | OWN_OBJECTIVE
 SLOW = {"convolution-same-length", "convolution-memory-0", "vanilla-convolution"}

@@ -22,7 +22,7 @@ from longspan.transfer.predict import load_predictor
 from longspan.transfer.tasks import TaskData, open_task
 
 FAST = ["model.pooling=concat", "training.batch=6", "training.lr=8e-3"]
-FAST += ["training.validate_every=12", "training.save_every=6"]
+FAST += ["training.validate_every=12"]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,14 @@ class StopAt(Observer):
 def test_a_killed_run_resumes_exactly(base: Path, folder: Path, tmp_path: Path) -> None:
     """With dropout, batch norm, gradual unfreezing and discriminative rates: the weights are equal to the last bit."""
     loaded, data = load_model(base), open_task(folder)
-    sets = [*FAST, "model.hidden=6", "model.dropout=0.3", "training.layer_decay=0.5", "training.unfreeze_every=4"]
+    sets = [
+        *FAST,
+        "training.save_every=6",
+        "model.hidden=6",
+        "model.dropout=0.3",
+        "training.layer_decay=0.5",
+        "training.unfreeze_every=4",
+    ]
     recipe = resolve(loaded, data, overrides=[*sets, "training.steps=14"], task=str(folder))
     finetune_once(recipe, data, tmp_path / "a", loaded.tokenizer)
     stopping = [StopAt(9), *watchers(recipe, data, tmp_path / "b", ALONE)]

@@ -23,6 +23,7 @@ BUILT_IN = {
     "longspan-xl": "longspan.models.longspan_xl:LongspanXL",
     "xlnet": "longspan.models.xlnet:XLNet",
     "bert": "longspan.models.bert:BERT",
+    "elmo": "longspan.models.elmo:ELMo",
     "gpt": "longspan.models.gpt:GPT",
     "vanilla": "longspan.models.vanilla:Vanilla",
     "rotary": "longspan.models.rotary:Rotary",

@@ -187,6 +187,8 @@ def make_trainer(
     streams = BatchStreams(text.ids, text.starts if recipe.data.documents else [], rows, text.fingerprint, text.name)
     torch.manual_seed(recipe.training.seed)
     model = create(recipe.family, recipe.model, recipe.evaluation_reading())
+    if model.spelled:
+        model.spell([text.tokenizer.decode_bytes([token]) for token in range(text.tokenizer.size)])
     if recipe.training.init_from is not None and not resumed:
         load_initial(model, recipe.training.init_from, text.tokenizer)
     return recipe, Trainer(recipe, model, text.tokenizer, streams, device, observers, processes)

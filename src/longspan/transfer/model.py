@@ -109,6 +109,8 @@ class TaskModel(LanguageModel):
     def _widths(self) -> list[int]:
         """The widths of the embedding and of every layer's output."""
         made = self.config.base_config
+        if hasattr(made, "feature_widths"):
+            return list(made.feature_widths)
         layers = [outputs for _, outputs in made.widths] if hasattr(made, "widths") else [made.width] * made.layers
         return [made.width, *layers]
 

@@ -32,7 +32,7 @@ def test_the_vector_of_a_token() -> None:
         size = convolution.kernel_size[0]
         for weight, bias in zip(convolution.weight, convolution.bias, strict=True):
             windows = [torch.stack(letters[k : k + size], dim=1) for k in range(len(letters) - size + 1)]
-            found.append(max(float((weight * window).sum() + bias) for window in windows))
+            found.append(max(((weight * window).sum() + bias).item() for window in windows))
     x = torch.tensor(found, dtype=torch.float64).relu()
     for highway in parts.highways:
         change, gate = (highway.weight @ x + highway.bias).split(len(x))

@@ -1,5 +1,6 @@
 """TaskModel: a document can be cut anywhere, padding has no effect, and losses are those of the formulas."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from longspan.transfer.features import ScalarMix, combine
 from longspan.transfer.formats import Format
 from longspan.transfer.heads import Pool
 from longspan.transfer.model import TaskConfig, TaskModel
+from longspan.transfer.predict import Predictor
 from longspan.transfer.tasks import Example
 from tests.support import build
 
@@ -159,3 +161,15 @@ def test_a_frozen_model_trains_the_classifier_only() -> None:
     loss(model, [Example(("one",), "0"), Example(("two",), "1")]).backward()
     trained = {name.split(".")[0] for name, parameter in model.named_parameters() if parameter.grad is not None}
     assert trained == {"classifier", "mix"}
+
+
+def test_a_crf_tagger_ignores_padding_and_decodes_what_it_scores_best() -> None:
+    model = make("awd-lstm", kind="tags", labels=("O", "X", "Y"), crf=5, features="mix")
+    examples = [Example(("ab", "c", "de"), ("X", "O", "Y")), Example(("d",), ("O",))]
+    together = loss(model, examples)
+    first, second = (loss(model, [example]) for example in examples)
+    torch.testing.assert_close(together, (3 * first + second) / 4)
+    for example, found in zip(examples, Predictor(model, ByteTokenizer()).predict(examples), strict=True):
+        every = itertools.product(model.config.labels, repeat=len(example.texts))
+        losses = {tags: loss(model, [Example(example.texts, tags)]).item() for tags in every}
+        assert found.label == min(losses, key=losses.__getitem__)

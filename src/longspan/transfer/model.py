@@ -10,6 +10,7 @@ states are part of the state, so a document can be cut anywhere with the same re
 The wrapped model stays a language model: scoring and generation work with it as before.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, cast
 
@@ -28,9 +29,16 @@ from longspan.transfer.batches import IGNORED
 from longspan.transfer.features import Features, ScalarMix, combine
 from longspan.transfer.formats import MILLIONTHS
 from longspan.transfer.heads import Classifier, Pool
+from longspan.transfer.tagger import BiLSTMCRF
 from longspan.transfer.tasks.task import Kind
 
-LARGEST: dict[str, configs.Bound] = {"vocabulary": 2**24, "hidden": 2**20, "longest": 2**20, "choices": 2**10}
+LARGEST: dict[str, configs.Bound] = {
+    "vocabulary": 2**24,
+    "hidden": 2**20,
+    "crf": 2**20,
+    "longest": 2**20,
+    "choices": 2**10,
+}
 LARGEST |= {"dropout": 1, "lm_weight": 1e6, "low": 1e9, "high": 1e9}
 
 
@@ -56,6 +64,8 @@ class TaskConfig:
     features: Features = "last"
     hidden: int = 0
     """Units of a hidden layer with batch norm in the classifier; 0 for none."""
+    crf: int = 0
+    """Units of a BiLSTM-CRF tagger, per direction, in place of a linear one; 0 for none."""
     dropout: float = 0.1
     lm_weight: float = 0.0
     """Weight of the language model's loss on the task's texts (Radford et al. 2018)."""
@@ -67,7 +77,8 @@ class TaskConfig:
     def __post_init__(self) -> None:
         configs.require_bounds(self, "model", LARGEST)
         require(bool(self.labels) or self.kind in ("similarity", "choice"), "model.labels is empty; name the classes")
-        for name in ("hidden", "lm_weight"):
+        require(not self.crf or self.kind == "tags", f"model.crf={self.crf} needs a task of tags, not {self.kind!r}")
+        for name in ("hidden", "crf", "lm_weight"):
             require(getattr(self, name) >= 0, f"model.{name}={getattr(self, name)} must not be negative")
         require(0 <= self.dropout < 1, f"model.dropout={self.dropout} must be in [0, 1)")
         require(self.longest is None or self.longest >= 8, f"model.longest={self.longest} must be at least 8")
@@ -102,7 +113,11 @@ class TaskModel(LanguageModel):
         self.width = copies * (widths[0] if config.features in ("embedding", "mix") else widths[-1])
         inputs = self.width * (3 if config.pooling == "concat" and config.kind != "tags" else 1)
         self.mix = ScalarMix(len(widths)) if config.features == "mix" else None
-        self.classifier = Classifier(inputs, config.outputs, config.hidden, config.dropout)
+        self.classifier: Classifier | BiLSTMCRF
+        if config.crf:
+            self.classifier = BiLSTMCRF(inputs, config.crf, config.outputs, config.dropout)
+        else:
+            self.classifier = Classifier(inputs, config.outputs, config.hidden, config.dropout)
         if config.frozen:
             self.base.requires_grad_(False)
 
@@ -224,8 +239,8 @@ class TaskModel(LanguageModel):
     def scores(
         self, tokens: Int[Tensor, "N T"], valid: Bool[Tensor, "N T"], reading: Reading | None = None, rows: int = 1
     ) -> tuple[Float[Tensor, "..."], Float[Tensor, ""]]:
-        """Scores of complete documents: [examples, labels], or [documents, T, labels] for tags. Then the loss of the
-        language model on them, if its weight is not 0."""
+        """Scores of complete documents: [examples, labels], or [documents, T, labels] for tags; with a CRF, the
+        features of its tagger. Then the loss of the language model on them, if its weight is not 0."""
         state = self.open_document(len(tokens), reading)
         lm, count, pieces = tokens.new_zeros((), dtype=torch.float32), valid[:, 1:].sum(), []
         for begin in range(0, tokens.shape[1], state.reading.segment):
@@ -240,7 +255,8 @@ class TaskModel(LanguageModel):
                     losses = self.base.head.losses(hidden[-1][:, :size], following, state.reading.temperature)
                     lm = lm + torch.where(counted, losses, 0.0).sum() / count
         if self.config.kind == "tags":
-            return self.classifier(torch.cat(pieces, dim=1)), lm
+            features = torch.cat(pieces, dim=1)
+            return features if self.config.crf else self.classifier(features), lm
         return self.document_scores(state, rows), lm
 
     def training_loss(
@@ -260,6 +276,13 @@ class TaskModel(LanguageModel):
         loss = self.loss(found.float(), targets.view(batch, rows, -1)[:, 0])
         return loss + self.config.lm_weight * lm, state
 
+    def choose_tags(self, scores: Float[Tensor, "N T _"], marks: Sequence[Int[Tensor, "_"]]) -> list[list[int]]:
+        """The tags of the words at these positions, from what `scores` returns."""
+        if isinstance(self.classifier, BiLSTMCRF):
+            return self.classifier.decode(scores, marks)
+        best = scores.argmax(-1)
+        return [row[places.to(row.device)].tolist() for row, places in zip(best, marks, strict=True)]
+
     @property
     def rows(self) -> int:
         """Sequences per example, as `transfer.formats` makes them."""
@@ -271,6 +294,8 @@ class TaskModel(LanguageModel):
         if self.config.kind == "similarity":
             wanted = (targets[:, 0] / MILLIONTHS - self.config.low) / (self.config.high - self.config.low)
             return F.mse_loss(scores[:, 0], wanted.to(scores.dtype))
+        if isinstance(self.classifier, BiLSTMCRF):
+            return self.classifier.loss(scores, targets)
         if self.config.kind == "tags":
             return F.cross_entropy(scores.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
         return F.cross_entropy(scores, targets[:, 0])

@@ -49,31 +49,36 @@ class Predictor:
         encoded = self.format.encode([Example(example.texts) for example in examples])
         found: dict[int, Prediction] = {}
         for chosen in _batches(encoded, TOKENS.get(self._device.type, 8192)):
-            rows = self._scores([encoded[k] for k in chosen])
-            for k, scores in zip(chosen, rows, strict=True):
-                found[k] = self._prediction(scores, encoded[k], len(examples[k].texts))
+            scores = self._scores(picked := [encoded[k] for k in chosen])
+            if self.config.kind == "tags":
+                tags = self.model.choose_tags(scores, [torch.from_numpy(example.marks) for example in picked])
+                found |= {k: self._tagged(row, len(examples[k].texts)) for k, row in zip(chosen, tags, strict=True)}
+            else:
+                rows = scores.float().cpu().numpy()
+                found |= {k: self._prediction(row) for k, row in zip(chosen, rows, strict=True)}
         return [found[k] for k in range(len(examples))]
 
     @property
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def _scores(self, examples: list[Sequences]) -> NDArray[np.float32]:
+    def _scores(self, examples: list[Sequences]) -> torch.Tensor:
         batch, rows = collate(examples), len(examples[0].rows)
         tokens, starts = (torch.from_numpy(array).to(self._device) for array in (batch.tokens, batch.starts))
         documents = tokens.view(len(examples) * rows, -1)
         with torch.inference_mode():
             valid = starts.view_as(documents).cumsum(1) == 0
-            return self.model.scores(documents, valid, rows=rows)[0].float().cpu().numpy()
+            return self.model.scores(documents, valid, rows=rows)[0]
 
-    def _prediction(self, scores: NDArray[np.float32], example: Sequences, words: int) -> Prediction:
+    def _tagged(self, tags: list[int], words: int) -> Prediction:
+        labels = self.config.labels
+        other = "O" if "O" in labels else labels[0]  # for words beyond the longest sequence
+        return Prediction((*(labels[k] for k in tags), *[other] * (words - len(tags))))
+
+    def _prediction(self, scores: NDArray[np.float32]) -> Prediction:
         c = self.config
         if c.kind == "similarity":
             return Prediction(float(c.low + scores[0] * (c.high - c.low)))
-        if c.kind == "tags":
-            other = "O" if "O" in c.labels else c.labels[0]  # for words beyond the longest sequence
-            tags = [c.labels[k] for k in scores[example.marks].argmax(-1)]
-            return Prediction((*tags, *[other] * (words - len(tags))))
         shifted = np.exp(scores.astype(np.float64) - scores.max())
         best = int(scores.argmax())
         return Prediction(best if c.kind == "choice" else c.labels[best], tuple((shifted / shifted.sum()).tolist()))

@@ -18,7 +18,7 @@ from longspan.transfer import finetune as module
 from longspan.transfer.batches import ExampleBatches
 from longspan.transfer.finetune import finetune, finetune_once, resolve, watchers
 from longspan.transfer.formats import Sequences
-from longspan.transfer.predict import load_predictor
+from longspan.transfer.predict import Ensemble, load_predictor
 from longspan.transfer.tasks import TaskData, open_task
 
 FAST = ["model.pooling=concat", "training.batch=6", "training.lr=8e-3"]
@@ -142,3 +142,14 @@ def test_ulmfit_by_the_papers_formulas(base: Path) -> None:
         unfreeze(model, 4, step)
         frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
         assert frozen == {name for name, depth in depths(model).items() if depth < lowest}
+
+
+def test_an_ensemble_is_the_mean_of_its_members(finished: tuple[Path, dict[str, Any]], folder: Path) -> None:
+    member, other = load_predictor(finished[0]), load_predictor(finished[0])
+    with torch.no_grad():
+        other.model.classifier[-1].bias.add_(torch.tensor([3.0, 0.0]))
+    examples = open_task(folder).dev
+    found = Ensemble([member, other]).predict(examples)
+    for one, a, b in zip(found, member.predict(examples), other.predict(examples), strict=True):
+        assert one.probabilities[1] == pytest.approx((a.probabilities[1] + b.probabilities[1]) / 2)
+        assert one.label == ("good" if one.probabilities[1] > 0.5 else "bad")

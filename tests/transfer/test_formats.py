@@ -84,3 +84,9 @@ def test_a_model_without_memory_reads_one_segment(tokenizer) -> None:
     layout = Format(tokenizer, "pair", ["a"], Stub(memory=False, segment=12))
     (row,) = layout.encode([Example(("one " * 50, "two"))])[0].rows
     assert len(row) == 12
+
+
+def test_a_backward_model_reads_texts_from_their_end(model: TextModel) -> None:
+    layout = Format(model.tokenizer, "pair", ["a"], model.model, reverse=True)
+    (row,) = layout.encode([Example(("abc", "de"))])[0].rows
+    assert model.tokenizer.decode(row) == "cba\ned\n"

@@ -93,14 +93,18 @@ def predict(
     model: Model,
     text: Texts = [],  # noqa: B006
     data: Rows = None,
+    others: Annotated[
+        list[Path], typer.Option("--with", metavar="MODEL", help="Another model of the task; uses the mean of all.")
+    ] = [],  # noqa: B006
     device: DeviceName = "auto",
     threads: Threads = 0,
 ) -> None:
     """Label texts with a fine-tuned model. Prints one JSON object per line: label, and probabilities of classes."""
-    from longspan.transfer.predict import load_predictor
+    from longspan.transfer.predict import Ensemble, load_predictor
 
     where = machine(device, "auto", threads)
-    predictor = load_predictor(model, device=where.device)
+    members = [load_predictor(path, device=where.device) for path in (model, *others)]
+    predictor = Ensemble(members) if others else members[0]
     labels, kind = predictor.config.labels, predictor.config.kind
     for found in predictor.predict(_examples(predictor.task, text, data)):
         values: dict[str, Any] = {"label": list(found.label) if isinstance(found.label, tuple) else found.label}

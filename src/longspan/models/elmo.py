@@ -109,11 +109,13 @@ class ELMo(RecurrentModel):
     Config: ClassVar[type] = ELMoConfig
     causal = False
     spelled = True
+    embedding: Any
+    backward_layers: Any
 
     def __init__(self, config: ELMoConfig) -> None:
         super().__init__(config, [ResidualLSTM(config.width, residual=n > 0) for n in range(config.layers)])
         self.head = config.make_head(self.embedding, tied=False)
-        self.embedding = CharacterEmbedding(config)  # type: ignore[assignment]
+        self.embedding = CharacterEmbedding(config)
         self.backward_layers = nn.ModuleList(ResidualLSTM(config.width, residual=n > 0) for n in range(config.layers))
         self.initialise_characters()
 

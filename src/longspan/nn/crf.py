@@ -1,6 +1,7 @@
 """A linear-chain conditional random field over tags (Lafferty et al. 2001), as in BiLSTM-CRF taggers.
 
-score(y) = b_{y_1} + sum_t x_t[y_t] + sum_t A[y_t, y_{t+1}] + e_{y_n}        loss = log sum_y' exp(score(y')) - score(y)
+score(y) = b_{y_1} + sum_t x_t[y_t] + sum_t A[y_t, y_{t+1}] + e_{y_n}
+loss = log sum_y' exp(score(y')) - score(y)
 """
 
 import torch

@@ -55,6 +55,8 @@ class DataConfig:
     """Words that occur less often in the training text become <unk>."""
     documents: bool = True
     """Memory is reset where a document starts."""
+    reverse: bool = False
+    """Read every document from its last token to its first: a backward language model."""
     sentences: bool = False
     """Every sentence of a corpus such as lm1b is a document. Default: they are read as one stream."""
 

@@ -169,7 +169,8 @@ def open_text(recipe: Recipe, split: str, tokenizer: Tokenizer | None = None) ->
     options: dict[str, Any] = {"held_out": data.held_out, "field": data.field, "encoding": data.encoding}
     with progress_line(f"encoding {data.corpus}") as progress:
         text = open_corpus(data.corpus, split, chosen, progress=progress, **options)
-    return text.by_sentence() if data.sentences else text
+    text = text.by_sentence() if data.sentences else text
+    return text.reversed() if data.reverse else text
 
 
 def make_trainer(

@@ -35,9 +35,8 @@ from longspan.training.observers.tensorboard import TensorBoard
 from longspan.training.processes import Processes
 from longspan.training.recipe import SETTINGS, Recipe, build_recipe, find_recipe, value_at
 from longspan.transfer.batches import ExampleBatches
-from longspan.transfer.formats import Format
 from longspan.transfer.model import TaskModel
-from longspan.transfer.predict import Predictor, load_predictor
+from longspan.transfer.predict import Predictor, load_predictor, make_format
 from longspan.transfer.tasks import Example, TaskData, open_task
 
 RESULT = "result.json"
@@ -218,9 +217,10 @@ def finetune_once(
         assert isinstance(model, TaskModel)
         if recipe.training.init_from is not None and start is None:
             load_base(model, recipe.training.init_from)
-        layout = Format(own, recipe.model.kind, recipe.model.labels, model, recipe.model.longest)
         rows, seed = value_at(recipe.training.batch, 0), recipe.training.seed
-        streams = ExampleBatches(layout.encode(data.train), rows, seed, data.fingerprint, data.task.name)
+        streams = ExampleBatches(
+            make_format(own, model).encode(data.train), rows, seed, data.fingerprint, data.task.name
+        )
         watching = observers if observers is not None else watchers(recipe, data, out, processes)
         return run.Prepared(Trainer(recipe, model, own, streams, place, watching, processes), TrainedTask(data))
 

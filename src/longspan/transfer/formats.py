@@ -65,9 +65,17 @@ class Format:
     """Converts examples of one kind for one model and tokenizer."""
 
     def __init__(
-        self, tokenizer: Tokenizer, kind: Kind, labels: Sequence[str], model: Reads, longest: int | None = None
+        self,
+        tokenizer: Tokenizer,
+        kind: Kind,
+        labels: Sequence[str],
+        model: Reads,
+        longest: int | None = None,
+        *,
+        reverse: bool = False,
     ) -> None:
-        self.tokenizer, self.kind = tokenizer, kind
+        """`reverse` reads every text from its end, for a backward language model."""
+        self.tokenizer, self.kind, self.reverse = tokenizer, kind, reverse
         self.labels = {label: k for k, label in enumerate(labels)}
         self.first, self.causal = model.classify_at == "first", model.causal
         limits = [longest] if longest else []
@@ -107,6 +115,7 @@ class Format:
         return [make(example, [next(found).astype(np.int64) for _ in example.texts]) for example in examples]
 
     def _document(self, example: Example, texts: list[Ids]) -> Sequences:
+        texts = [text[::-1] for text in texts] if self.reverse else texts
         parts: list[tuple[Ids, ...]]
         if self.kind == "single":
             parts = [(texts[0],)]

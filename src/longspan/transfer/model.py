@@ -32,13 +32,8 @@ from longspan.transfer.heads import Classifier, Pool
 from longspan.transfer.tagger import BiLSTMCRF
 from longspan.transfer.tasks.task import Kind
 
-LARGEST: dict[str, configs.Bound] = {
-    "vocabulary": 2**24,
-    "hidden": 2**20,
-    "crf": 2**20,
-    "longest": 2**20,
-    "choices": 2**10,
-}
+LARGEST: dict[str, configs.Bound] = {"vocabulary": 2**24, "choices": 2**10}
+LARGEST |= dict.fromkeys(("hidden", "crf", "longest"), 2**20)
 LARGEST |= {"dropout": 1, "lm_weight": 1e6, "low": 1e9, "high": 1e9}
 
 
@@ -71,11 +66,14 @@ class TaskConfig:
     """Weight of the language model's loss on the task's texts (Radford et al. 2018)."""
     frozen: bool = False
     """Train the classifier only."""
+    reverse: bool = False
+    """Read texts from their end, with a backward language model (`data.reverse`)."""
     longest: int | None = None
     """Tokens of a sequence; longer texts are shortened. Default: no limit, or a segment without memory."""
 
     def __post_init__(self) -> None:
         configs.require_bounds(self, "model", LARGEST)
+        require(not (self.reverse and self.kind == "tags"), "model.reverse=true has no effect on tags; leave it out")
         require(bool(self.labels) or self.kind in ("similarity", "choice"), "model.labels is empty; name the classes")
         require(not self.crf or self.kind == "tags", f"model.crf={self.crf} needs a task of tags, not {self.kind!r}")
         for name in ("hidden", "crf", "lm_weight"):

@@ -30,12 +30,18 @@ class Prediction:
     probabilities: tuple[float, ...] = ()
 
 
+def make_format(tokenizer: Tokenizer, model: TaskModel) -> Format:
+    """The input format of a model."""
+    c = model.config
+    return Format(tokenizer, c.kind, c.labels, model, c.longest, reverse=c.reverse)
+
+
 class Predictor:
     """A TaskModel with its tokenizer, in eval mode."""
 
     def __init__(self, model: TaskModel, tokenizer: Tokenizer) -> None:
         self.model, self.tokenizer, self.config = model.eval(), tokenizer, model.config
-        self.format = Format(tokenizer, self.config.kind, self.config.labels, model, self.config.longest)
+        self.format = make_format(tokenizer, model)
 
     @property
     def task(self) -> Task:
@@ -85,9 +91,42 @@ class Predictor:
 
     def evaluate(self, examples: Sequence[Example]) -> dict[str, float]:
         """Every metric of the task."""
-        predicted = [prediction.label for prediction in self.predict(examples)]
-        gold = [example.label for example in examples]
-        return {name: METRICS[name](gold, predicted) for name in self.config.metrics}
+        return evaluate(self.config.metrics, examples, self.predict(examples))
+
+
+def evaluate(
+    metrics: Sequence[str], examples: Sequence[Example], predictions: Sequence[Prediction]
+) -> dict[str, float]:
+    gold, predicted = [example.label for example in examples], [prediction.label for prediction in predictions]
+    return {name: METRICS[name](gold, predicted) for name in metrics}
+
+
+class Ensemble:
+    """Several models of one task, for example a forward and a backward one: the mean of their probabilities."""
+
+    def __init__(self, members: Sequence[Predictor]) -> None:
+        self.members, first = list(members), members[0].config
+        for member in members:
+            c = member.config
+            if (c.kind, c.labels) != (first.kind, first.labels) or c.kind not in ("single", "pair", "choice"):
+                raise ConfigError(
+                    f"the models were trained for {first.task!r} and {c.task!r}; an ensemble needs one task of classes"
+                )
+        self.config, self.task = first, members[0].task
+
+    def predict(self, examples: Sequence[Example]) -> list[Prediction]:
+        every = [member.predict(examples) for member in self.members]
+        found = []
+        for row in zip(*every, strict=True):
+            mean = np.mean([prediction.probabilities for prediction in row], axis=0)
+            best = int(mean.argmax())
+            label = best if self.config.kind == "choice" else self.config.labels[best]
+            found.append(Prediction(label, tuple(mean.tolist())))
+        return found
+
+    def evaluate(self, examples: Sequence[Example]) -> dict[str, float]:
+        """Every metric of the task."""
+        return evaluate(self.config.metrics, examples, self.predict(examples))
 
 
 def _batches(examples: Sequence[Sequences], tokens: int) -> Iterator[list[int]]:

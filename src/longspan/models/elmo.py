@@ -64,9 +64,11 @@ class CharacterEmbedding(nn.Module):
         total = sum(count for _, count in config.filters)
         self.highways = nn.ModuleList(nn.Linear(total, 2 * total) for _ in range(2))
         self.projection = nn.Linear(total, config.width)
-        # Until a tokenizer says more, a token is spelled as the bytes of its number.
-        digits = torch.arange(config.vocabulary)[:, None] >> torch.tensor([0, 8, 16])
-        self.register_buffer("spelling", self._bordered(digits & 255, config.characters))
+        self.register_buffer("spelling", torch.zeros(config.vocabulary, config.characters + 2, dtype=torch.int64))
+        if not self.spelling.is_meta:
+            # Until a tokenizer says more, a token is spelled as the bytes of its number.
+            digits = torch.arange(config.vocabulary)[:, None] >> torch.tensor([0, 8, 16])
+            self.spelling.copy_(self._bordered(digits & 255, config.characters))
 
     def _bordered(self, rows: Int[Tensor, "V C"], size: int) -> Int[Tensor, "V L"]:
         rows = F.pad(rows, (0, max(size - rows.shape[1], 0)), value=PADDING)[:, :size]
@@ -121,6 +123,8 @@ class ELMo(RecurrentModel):
 
     @torch.no_grad()
     def initialise_characters(self) -> None:
+        if self.embedding.tables[0].is_meta:
+            return  # there is nothing to draw, and torch would import its compiler for it
         for part in (self.embedding, self.head):
             for parameter in part.parameters():
                 if parameter.dim() > 1:

@@ -29,6 +29,7 @@ from longspan.cache import open_state as open_stream
 from longspan.contract import LanguageModel, State
 from longspan.hints import Hints
 from longspan.nn.attention import merge_heads, split_heads
+from longspan.nn.biased_layer import initialise_normal
 from longspan.nn.model_config import ModelConfig, check_heads, require
 from longspan.reading import Reading
 from longspan.shapes import Bool, Float, Int, Tensor
@@ -123,17 +124,7 @@ class XLNet(LanguageModel):
         self.query_start = nn.Parameter(torch.empty(config.width))
         self.head = config.make_head(self.embedding)
         self.dropout = nn.Dropout(config.dropout)
-        self.initialise()
-
-    @torch.no_grad()
-    def initialise(self) -> None:
-        for name, parameter in self.named_parameters():
-            if "norm" in name:
-                parameter.fill_(1.0 if name.endswith("weight") else 0.0)
-            elif name.endswith("bias") or ".biases." in name:
-                parameter.zero_()
-            else:
-                parameter.normal_(0.0, 0.02)
+        initialise_normal(self)
 
     @property
     def hints(self) -> Hints:  # type: ignore[override]

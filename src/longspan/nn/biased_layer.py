@@ -96,6 +96,8 @@ class BiasedLayer(nn.Module):
 def initialise_normal(model: nn.Module, std: float = 0.02) -> None:
     """N(0, std) for weights, zero for biases, one for the gains of norms: Radford et al. 2018, Devlin et al. 2019."""
     for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            continue  # there is nothing to draw, and torch would import its compiler for it
         if "norm" in name:
             parameter.fill_(1.0 if name.endswith("weight") else 0.0)
         elif name.endswith("bias") or ".biases." in name:

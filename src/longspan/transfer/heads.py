@@ -71,6 +71,6 @@ class Classifier(nn.Sequential):
             first = BatchNorm(inputs), nn.Dropout(dropout), nn.Linear(inputs, hidden), nn.ReLU(inplace=True)
             super().__init__(*first, BatchNorm(hidden), nn.Dropout(dropout), nn.Linear(hidden, outputs))
         for module in self:
-            if isinstance(module, nn.Linear):
+            if isinstance(module, nn.Linear) and not module.weight.is_meta:
                 nn.init.normal_(module.weight, std=0.02)
                 nn.init.zeros_(module.bias)

@@ -133,7 +133,8 @@ class TaskModel(LanguageModel):
 
     @property
     def causal(self) -> bool:  # type: ignore[override]
-        return self.base.causal
+        """Longformer and BigBird have a config key for it."""
+        return self.base.causal and getattr(self.base.config, "causal", True)
 
     @property
     def classify_at(self) -> Literal["first", "last"]:  # type: ignore[override]
@@ -219,7 +220,7 @@ class TaskModel(LanguageModel):
         """The hidden states, the features and the state after one segment."""
         pool = cast(Pool, state.caches[-1])
         starts = None
-        if valid is not None and not self.base.causal:
+        if valid is not None and not self.causal:
             starts = ~valid & torch.cat([torch.ones_like(valid[:, :1]), valid[:, :-1]], dim=1)  # padding begins
         hidden, after = self.base.encode(tokens, replace(state, caches=state.caches[:-1]), starts)
         features = combine(hidden, self.config.features) if self.mix is None else self.mix(hidden)
@@ -246,7 +247,7 @@ class TaskModel(LanguageModel):
             hidden, features, state = self._read(tokens[:, here], state, valid[:, here])
             if self.config.kind == "tags":
                 pieces.append(features)
-            if self.config.lm_weight and self.base.causal:
+            if self.config.lm_weight and self.causal:
                 following = tokens[:, begin + 1 :][:, : hidden[-1].shape[1]]
                 counted, size = valid[:, begin + 1 :][:, : following.shape[1]], following.shape[1]
                 if size:

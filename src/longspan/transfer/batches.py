@@ -13,6 +13,8 @@ from longspan.transfer.formats import Sequences
 _VERSION = 1
 IGNORED = -1
 """The target of positions that are not classified."""
+MULTIPLE = 16
+"""Lengths are rounded up to a multiple of this, because every new length costs time on a GPU."""
 POOL = 50
 """Batches that are sorted by length together, which makes padding rare and keeps the order random."""
 
@@ -23,7 +25,8 @@ def collate(examples: Sequence[Sequences]) -> Batch:
     `targets` has the classes of words at their marks, and the target of a whole example at its first token. `starts`
     marks the first token of the padding, so padding is another document and no token sees it.
     """
-    length, count = max(example.length for example in examples), len(examples[0].rows)
+    longest, count = max(example.length for example in examples), len(examples[0].rows)
+    length = -(-longest // MULTIPLE) * MULTIPLE
     shape = len(examples), count, length
     tokens, starts = np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
     targets = np.full(shape, IGNORED, np.int64)

@@ -56,9 +56,10 @@ class BatchNorm(nn.BatchNorm1d):
     """Batch norm that uses its running statistics for a batch of one, which has no variance."""
 
     def forward(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "B D"]:
+        x = x.to(self.weight.dtype)
         if self.training and len(x) == 1:
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
-        return super().forward(x.to(self.weight.dtype))
+        return super().forward(x)
 
 
 class Classifier(nn.Sequential):

@@ -45,7 +45,7 @@ bundled: $(VENV)/.ready         ## RUN=folder: makes the bundled model and its c
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,plots,zstd,arrow]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,plots,zstd,arrow,metrics]"
 	touch $@
 
 $(VENV)/.docs-ready: $(VENV)/.ready

@@ -22,7 +22,7 @@ from longspan.transfer.predict import Ensemble, load_predictor
 from longspan.transfer.tasks import TaskData, open_task
 
 FAST = ["model.pooling=concat", "training.batch=6", "training.lr=8e-3"]
-FAST += ["training.validate_every=12"]
+FAST += ["training.validate_every=21", "training.segment=64"]
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ def test_entities_by_hand() -> None:
     assert entity_f1(gold, predicted) == pytest.approx(2 * 1 / (4 + 3))
 
 
+@pytest.mark.slow  # takes seconds to import
 def test_classes_against_scikit_learn() -> None:
     sklearn = pytest.importorskip("sklearn.metrics")
     draw = np.random.default_rng(3)
@@ -43,6 +44,7 @@ def test_correlations_against_scipy() -> None:
     assert spearman(gold, predicted) == pytest.approx(stats.spearmanr(gold, predicted)[0])
 
 
+@pytest.mark.slow
 def test_entities_against_seqeval() -> None:
     """Random tags, invalid sequences such as O I-PER included."""
     seqeval = pytest.importorskip("seqeval.metrics")

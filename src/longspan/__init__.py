@@ -23,6 +23,7 @@ __all__ = [
     "Head",
     "LanguageModel",
     "LongspanError",
+    "Predictor",
     "Reading",
     "ReadingSettings",
     "Sampling",
@@ -39,11 +40,16 @@ __all__ = [
     "WordTokenizer",
     "__version__",
     "build",
+    "embed",
+    "evaluate_tasks",
+    "finetune",
     "generate",
     "import_model",
     "init",
     "load",
+    "load_predictor",
     "open_decoder",
+    "open_task",
     "score",
     "train",
 ]
@@ -71,6 +77,11 @@ if TYPE_CHECKING:
     from longspan.scoring.surprisal import Surprisal
     from longspan.text_model import TextModel
     from longspan.tokenizers import ByteTokenizer, CharacterTokenizer, SubwordTokenizer, Tokenizer, WordTokenizer
+    from longspan.transfer.embed import embed
+    from longspan.transfer.finetune import finetune
+    from longspan.transfer.likelihood import evaluate_tasks
+    from longspan.transfer.predict import Predictor, load_predictor
+    from longspan.transfer.tasks import open_task
 
 # Imported on first use: torch takes seconds to import, and `longspan --help` does not need it.
 _MODULES = {
@@ -118,6 +129,11 @@ _MODULES = {
         "Tokenizer",
         "WordTokenizer",
     ),
+    "longspan.transfer.embed": ("embed",),
+    "longspan.transfer.finetune": ("finetune",),
+    "longspan.transfer.likelihood": ("evaluate_tasks",),
+    "longspan.transfer.predict": ("Predictor", "load_predictor"),
+    "longspan.transfer.tasks": ("open_task",),
 }
 
 

@@ -12,6 +12,7 @@ from longspan.checkpoints.model_folder import override, require_model_keys
 from longspan.contract import LanguageModel
 from longspan.device import find_device
 from longspan.errors import ConfigError, counted
+from longspan.interop.huggingface import KINDS, import_huggingface, kind_of
 from longspan.interop.transfo_xl import import_transfo_xl
 from longspan.interop.vocabulary import tokenizer_for
 from longspan.models import families
@@ -19,7 +20,7 @@ from longspan.reading import Reading, ReadingSettings
 from longspan.scoring.dynamic import Dynamics
 from longspan.scoring.score import Method, Score
 from longspan.text_model import GenerationOptions, Text, TextModel, load
-from longspan.tokenizers import ByteTokenizer, Tokenizer
+from longspan.tokenizers import ByteTokenizer, SubwordTokenizer, Tokenizer
 from longspan.training import run
 
 __all__ = ["build", "generate", "import_model", "init", "load", "score", "train"]
@@ -76,6 +77,8 @@ def create(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(config.convert(int, seed, "seed") % 2**63)
         model = _build(family, {"vocabulary": tokenizer.size, **values}, reading, device)
+    if model.spelled:
+        model.spell([tokenizer.decode_bytes([token]) for token in range(tokenizer.size)])
     return TextModel(model, tokenizer)
 
 
@@ -96,19 +99,26 @@ def _build(
 
 def import_model(
     source: str | Path,
-    tokenizer: str | Path | Tokenizer,
+    tokenizer: str | Path | Tokenizer | None = None,
     *,
     config: str | Path | None = None,
     device: str | torch.device = "auto",
 ) -> TextModel:
-    """A Transformer-XL saved by `transformers` 4.x or by the authors' code. Pickles are not executed.
+    """A Transformer-XL saved by `transformers` 4.x or by the authors' code, or a GPT, GPT-2, BERT or XLNet saved by
+    `transformers` as safetensors. Pickles are not executed.
 
     `import_model("transfo-xl-wt103", "transfo-xl-wt103/vocab.pkl").save("models/wt103")`
 
     `source` is a folder of `transformers`, or a state dict of the authors' code, whose arguments are in the JSON file
     `config`. `tokenizer` is "bytes", "characters", a file with one word per line, or a `vocab.pkl` of `transformers`.
+    GPT, BERT and XLNet have the tokenizer.json of their folder.
     """
     where = find_device(device)
+    if kind_of(Path(source)) in KINDS:
+        given = tokenizer if tokenizer is None or isinstance(tokenizer, Tokenizer) else _subwords(tokenizer)
+        return TextModel(*import_huggingface(Path(source), given)).to(where)
+    if tokenizer is None:
+        raise ConfigError("the tokenizer is missing; give bytes, characters, a VOCAB.txt or a vocab.pkl")
     model = import_transfo_xl(Path(source), config_path=None if config is None else Path(config))
     size = model.config.vocabulary
     found = tokenizer if isinstance(tokenizer, Tokenizer) else tokenizer_for(str(tokenizer), size)
@@ -230,6 +240,10 @@ def train(
     if outcome.interrupted is not None:
         raise KeyboardInterrupt(outcome.sentence)
     return load(outcome.out, device=device)
+
+
+def _subwords(path: str | Path) -> Tokenizer:
+    return SubwordTokenizer.from_file(Path(path))
 
 
 def _assignment(key: str, value: Any) -> str:

@@ -62,6 +62,8 @@ def convert(hint: Any, value: Any, key: str) -> Any:
             return tuple(convert(a, item, f"{key}[{i}]") for i, (a, item) in enumerate(zip(args, value, strict=True)))
     elif dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         return build(typing.cast(type, hint), value, key)
+    elif origin is dict and isinstance(value, Mapping):  # checked by whoever reads it
+        return dict(value)
     elif hint is float and _is_number(value, Real):
         if abs(value) <= sys.float_info.max:  # false for infinity, NaN and integers too large for a float
             return float(value)

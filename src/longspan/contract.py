@@ -10,9 +10,9 @@ Training, scoring, generation and figures are written once, against the classes 
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -103,6 +103,14 @@ class LanguageModel(nn.Module, ABC):
     settings: ClassVar[frozenset[str]] = frozenset({"segment", "temperature"})
     """The keys of `Reading` that this family uses."""
     hints: Hints = Hints()
+    causal: ClassVar[bool] = True
+    """Whether `encode` sees only earlier tokens."""
+    spelled: ClassVar[bool] = False
+    """Whether it reads the characters of tokens, so that it must know how they are spelled."""
+    predicts_next: ClassVar[bool] = True
+    """Whether it is trained to predict the next token in some order, so that likelihoods mean something."""
+    classify_at: ClassVar[Literal["first", "last"]] = "last"
+    """The position of a document whose hidden state is classified: after its text, or before it."""
     config: Any
     head: Head
     reading: Reading = Reading()
@@ -132,6 +140,13 @@ class LanguageModel(nn.Module, ABC):
         is masked.
         """
 
+    def encode(
+        self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
+    ) -> tuple[tuple[Tensor, ...], State]:
+        """Hidden states as features of a task. In a family that is not `causal`, a position also sees the tokens after
+        it in its segment, up to the next document start."""
+        return self.hidden_states(tokens, state, starts)
+
     @abstractmethod
     def reach(self, reading: Reading | None = None) -> int:
         """Distance from a prediction to the oldest token that can influence it."""
@@ -146,6 +161,9 @@ class LanguageModel(nn.Module, ABC):
             if getattr(reading, name) and name not in self.settings:
                 used = ", ".join(sorted(self.settings))
                 raise ConfigError(f"{name}={getattr(reading, name)} has no effect on this family, which uses {used}")
+
+    def spell(self, tokens: Sequence[bytes]) -> None:
+        """Tell a `spelled` model the bytes of every token."""
 
     def facts(self) -> dict[str, Any]:
         """Numbers worth reporting that are neither config nor size: what was learned or measured."""

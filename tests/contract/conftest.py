@@ -44,6 +44,8 @@ WITH_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "adaptive-span": ("adaptive-span", {"span": 9, "ramp": 3}),
     "adaptive-span-wide": ("adaptive-span", {"span": 40, "ramp": 4, "norm": "pre"}),
     "longformer-memory": ("longformer", {"window": [4, 6], "dilation": [[1, 2]], "memory": 10}),
+    "xlnet": ("xlnet", {"memory": 40}),
+    "elmo": ("elmo", {"inner": None, "filters": [[1, 6], [2, 8]]}),
     "compressive-covering": ("compressive", {"memory": 40, "compressed": 6, "rate": 2}),
 }
 # Families of other packages. With a memory of 40 positions, those that use one cover every stream of the suite.
@@ -70,6 +72,9 @@ WITHOUT_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
         "vanilla",
         {"position": "learned", "segment": 40, "max_distance": 39, "layer_losses": True, "targets": 2},
     ),
+    "gpt": ("gpt", {"segment": 40, "positions": 40}),
+    "gpt-post": ("gpt", {"segment": 40, "positions": 40, "norm": "post"}),
+    "bert": ("bert", {"segment": 40, "positions": 40}),
     "reformer": ("reformer", {"chunk": 4, "rounds": 2}),
     "reformer-factored": ("reformer", {"chunk": 3, "rounds": 3, "buckets": 128, "pieces": 3, "segment": 16}),
     "memory-0": ("transformer-xl", {"memory": 0}),
@@ -85,10 +90,12 @@ WITHOUT_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "longformer-global": ("longformer", {"window": 9, "global_tokens": 3}),
     "bigbird": ("bigbird", {"block": 3, "random_blocks": 2, "global_blocks": 1, "segment": 40, "max_distance": 39}),
 }
-LEARNED_40 = {"learned", "al-rfou", "sparse-strided", "sparse-fixed", "bigbird"}
+LEARNED_40 = {"learned", "al-rfou", "sparse-strided", "sparse-fixed", "bigbird", "gpt", "gpt-post", "bert"}
 """Those with 40 learned positions; they refuse longer segments."""
 # Their training loss has further terms, which other tests check.
-MORE_THAN_THE_MEAN = {"al-rfou"}
+OWN_OBJECTIVE = {"xlnet", "bert", "elmo"}
+"""They are trained on another objective than the next token."""
+MORE_THAN_THE_MEAN = {"al-rfou"} | OWN_OBJECTIVE
 SLOW = {"convolution-same-length", "convolution-memory-0", "vanilla-convolution"}
 """Variants of transformer-xl and longspan-xl that run in `make test` and not in `make check`."""
 CUT_ANYWHERE = WITH_MEMORY | WITHOUT_MEMORY

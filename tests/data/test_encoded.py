@@ -426,3 +426,14 @@ def test_the_standard_library_is_a_corpus(cache: Path) -> None:
     assert len(parts[0]) > 5 * len(parts[1]) > 0
     streams = BatchStreams(parts[1].ids, parts[1].starts, 4, parts[1].fingerprint, "stdlib")
     assert streams.next(16).tokens.shape == (4, 16)
+
+
+def test_reversed_documents(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "abc"}\n{"text": "de"}\n')
+    text = open_corpus(tmp_path / "a.jsonl", None, "bytes", tmp_path / "cache")
+    backward = text.reversed()
+    assert bytes(backward.ids.tolist()) == bytes(text.ids.tolist())[::-1]
+    parts = [bytes(part.tolist())[::-1] for part in np.split(backward.ids, backward.starts[1:])]
+    assert parts == [bytes(part.tolist()) for part in np.split(text.ids, text.starts[1:])][::-1]
+    assert backward.fingerprint != text.fingerprint
+    assert backward.reversed().starts.tolist() == text.starts.tolist()

@@ -87,8 +87,8 @@ def test_the_python_of_the_readme_prints_what_the_readme_shows(programs: Path, t
 def test_the_readme_lists_every_verb() -> None:
     table = README.partition("| verb |")[2].partition("\n\n")[0]
     first_cells = "\n".join(row.split("|")[1] for row in table.splitlines() if "|" in row)
-    listed = set(re.findall(r"`(?:longspan )?([a-z]+)`", first_cells))
+    listed = set(re.findall(r"`(?:longspan )?([a-z-]+)`", first_cells))
     program = [sys.executable, "-m", "longspan.cli.main", "--help"]
     shown = subprocess.run(program, capture_output=True, text=True, check=True).stdout
-    verbs = set(re.findall(r"^  ([a-z]+)  ", shown.partition("Commands:")[2], re.MULTILINE))
+    verbs = set(re.findall(r"^  ([a-z-]+)  ", shown.partition("Commands:")[2], re.MULTILINE))
     assert listed == verbs

@@ -62,7 +62,8 @@ def curve(recipe: Recipe, processes: Processes) -> list[float]:
 def compare_losses(folder: str) -> None:
     """The losses of all cases on one process and on several, as a file for the test."""
     importlib.import_module("torch._dynamo")  # optimisers would import it in every child
-    names = list(ALL) if EVERYTHING else VARIANTS
+    # Every process draws the orders and masks of its own rows, so these do not equal one process.
+    names = [name for name in ALL if name not in ("xlnet", "bert")] if EVERYTHING else VARIANTS
     double = {name: recipe_of(name, precision="float64") for name in names}
     double["accumulated"] = recipe_of("regularised", precision="float64", accumulate=2, checkpoint_activations=True)
     double["sgd"] = recipe_of(

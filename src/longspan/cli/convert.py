@@ -1,4 +1,4 @@
-"""`longspan import`: convert a Transformer-XL of another implementation to a model folder."""
+"""`longspan import`: convert a model of another implementation to a model folder."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,9 +12,7 @@ from longspan.errors import ConfigError
 def import_model(
     source: Annotated[
         Path,
-        typer.Argument(
-            metavar="SRC", help="A folder of TransfoXL (transformers), or a state dict of the authors' code."
-        ),
+        typer.Argument(metavar="SRC", help="A folder of transformers, or a state dict of the authors' code."),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The model folder to create.")],
     tokenizer: Annotated[
@@ -32,16 +30,19 @@ def import_model(
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Convert a Transformer-XL saved by `transformers` 4.x or by the authors' code. Pickles are not executed."""
+    """Convert a Transformer-XL saved by `transformers` 4.x or by the authors' code, or a GPT, GPT-2, BERT or XLNet
+    folder of `transformers` with safetensors. Pickles are not executed."""
     from longspan import api
+    from longspan.interop.huggingface import KINDS, kind_of
+    from longspan.models.families import name_of
 
     where = machine(device, dtype, threads)
     name = tokenizer or tokens
-    if name is None:
+    if name is None and kind_of(source) not in KINDS:
         raise ConfigError("--tokenizer is missing; give bytes, characters, a VOCAB.txt or a vocab.pkl")
     model = api.import_model(source, name, config=config, device=where.device)
     if dtype != "auto":
         model.to(dtype=where.dtype)
     model.save(out, notes=[f"Imported from {source.name}."])
     vocabulary = f"{model.config.vocabulary:,} tokens ({model.tokenizer.kind})"
-    print(f"{out}: transformer-xl, {model.parameter_count:,} parameters, {vocabulary}")
+    print(f"{out}: {name_of(model.model)}, {model.parameter_count:,} parameters, {vocabulary}")

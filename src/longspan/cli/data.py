@@ -30,14 +30,18 @@ def list_known(json: Json = False) -> None:
 
 @app.command("get")
 def get(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name listed by `longspan data list`.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name listed by `longspan data list`, or a task.")],
     source: Annotated[
         str | None, typer.Option("--from", metavar="FILE", help="Use this file, folder, archive or URL.")
     ] = None,
 ) -> None:
     """Fetch a corpus, verify its SHA-256 and install it in the cache. An interrupted download is resumed."""
     from longspan.data import get
+    from longspan.transfer.tasks import KNOWN, install
 
+    if name in KNOWN:
+        print(f"{name} is in {install(name, source)}")
+        return
     with progress(name, in_bytes=True) as watch:
         folder = get(name, source, progress=watch)
     print(f"{name} is in {folder}")

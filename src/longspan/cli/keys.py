@@ -68,6 +68,15 @@ MODEL_KEYS = {
     "cutoffs": "token ids at which rarer clusters start, for example [20000,40000,200000]",
     "div_val": "the embedding of each rarer cluster is narrower by this factor",
     "tie_embedding": "one table for embedding and softmax",
+    "positions": "positions with a learned vector: the longest segment (gpt, bert)",
+    "mask": "the token that hides a predicted one (bert)",
+    "classify": "the token in front of a text, for next sentence prediction (bert)",
+    "separator": "the token that ends a text of a pair (bert, xlnet)",
+    "masked": "share of tokens that are predicted (bert)",
+    "predict_every": "one token in this many is predicted (xlnet)",
+    "characters": "bytes of a token that are read (elmo)",
+    "character_width": "width of the vector of a byte (elmo)",
+    "filters": "convolutions over characters: [[width, number], ...] (elmo)",
     "tie_projections": "one projection for embedding and softmax of each rarer cluster",
 }
 READING_KEYS = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,28 @@ class Batch:
     tokens: NDArray[np.int64]
     targets: NDArray[np.int64]
     starts: NDArray[np.bool_]
+
+
+@runtime_checkable
+class BatchSource(Protocol):
+    """Where a training loop gets its batches: `BatchStreams`, or the examples of a task (`transfer.batches`)."""
+
+    ids: Any
+    """Something as long as the tokens of a pass."""
+    batch: int
+    passes: int
+    position: int
+    """Tokens of every row that were read in this pass. If it equals the length of the last batch, all rows start."""
+    name: str
+    fingerprint: str
+    document_starts: Any
+
+    @property
+    def marks_starts(self) -> bool: ...
+    def next(self, segment: int, rows: NDArray[np.int64] | None = None) -> Batch: ...
+    def rebatch(self, batch: int) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class BatchStreams:

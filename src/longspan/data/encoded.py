@@ -96,6 +96,13 @@ class Encoded:
         fingerprint = hashlib.sha256(f"{self.fingerprint} by sentence".encode("ascii")).hexdigest()
         return dataclasses.replace(self, starts=starts, fingerprint=fingerprint)
 
+    def reversed(self) -> "Encoded":
+        """The same documents in reverse order, each from its last token to its first."""
+        ends = np.append(self.starts[1:], len(self.ids))
+        fingerprint = hashlib.sha256(f"{self.fingerprint} reversed".encode("ascii")).hexdigest()
+        starts = np.sort(len(self.ids) - ends).astype(np.int64)
+        return dataclasses.replace(self, ids=self.ids[::-1], starts=starts, fingerprint=fingerprint)
+
     def describe(self) -> str:
         """One line: the split, its tokens and its files."""
         return _describe(str(self.split), f"{len(self):,} tokens in ", self.files)

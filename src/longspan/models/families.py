@@ -21,6 +21,10 @@ GROUP = "longspan.families"
 BUILT_IN = {
     "transformer-xl": "longspan.models.transformer_xl:TransformerXL",
     "longspan-xl": "longspan.models.longspan_xl:LongspanXL",
+    "xlnet": "longspan.models.xlnet:XLNet",
+    "bert": "longspan.models.bert:BERT",
+    "elmo": "longspan.models.elmo:ELMo",
+    "gpt": "longspan.models.gpt:GPT",
     "vanilla": "longspan.models.vanilla:Vanilla",
     "rotary": "longspan.models.rotary:Rotary",
     "compressive": "longspan.models.compressive:Compressive",
@@ -36,6 +40,9 @@ BUILT_IN = {
     "qrnn": "longspan.models.qrnn:QRNN",
 }
 
+WRAPPERS = {"task": "longspan.transfer.model:TaskModel"}
+"""Models around a model of a family. They are stored like one, but they are not architectures to choose."""
+
 
 @cache
 def known_families() -> dict[str, str]:
@@ -50,9 +57,9 @@ def known_families() -> dict[str, str]:
 
 
 def family(name: str) -> type[LanguageModel]:
-    known = known_families()
+    known = known_families() | WRAPPERS
     if name not in known:
-        raise UnknownNameError("family", name, known, otherwise="or install the package that registers it")
+        raise UnknownNameError("family", name, known_families(), otherwise="or install the package that registers it")
     module, _, attribute = known[name].partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
@@ -87,7 +94,7 @@ def name_of(model: LanguageModel) -> str:
     other one is imported."""
     # FSDP makes a subclass of the class of a model.
     cls = next(each for each in type(model).__mro__ if not each.__name__.startswith("FSDP"))
-    for name, value in known_families().items():
+    for name, value in (known_families() | WRAPPERS).items():
         module, _, attribute = value.partition(":")
         if getattr(sys.modules.get(module), attribute, None) is cls:
             return name

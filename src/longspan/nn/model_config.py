@@ -21,6 +21,9 @@ LARGEST |= dict.fromkeys(("compressed", "span", "ramp", "chunk", "pieces"), 2**2
 LARGEST |= dict.fromkeys(("window", "dilation", "global_tokens", "stride", "summary", "block"), 2**20)
 LARGEST |= dict.fromkeys(("window_blocks", "random_blocks", "global_blocks"), 2**20)
 LARGEST |= {"targets": 2**12}  # a head each, so a million of them would fill the memory
+LARGEST |= dict.fromkeys(("mask", "classify", "separator"), 2**24) | {"masked": 1}
+LARGEST |= dict.fromkeys(("characters", "character_width", "filters"), 2**12)
+LARGEST |= dict.fromkeys(("positions", "predict_every"), 2**20)
 LARGEST |= {"max_distance": 2**21}  # a segment and a memory
 # Rates, and factors of terms of the loss.
 LARGEST |= dict.fromkeys(("dropout", "attention_dropout", "embedding_dropout", "input_dropout", "hidden_dropout"), 1)

@@ -50,6 +50,10 @@ class SubwordTokenizer(Tokenizer):
     def size(self) -> int:
         return 1 + max(self._library.get_vocab(with_added_tokens=True).values())
 
+    def token_id(self, token: str) -> int | None:
+        found = self._library.token_to_id(token)
+        return None if found is None else int(found)
+
     @property
     def document_end_id(self) -> int | None:
         return None if self.document_end is None else int(self._library.token_to_id(self.document_end))

@@ -44,6 +44,10 @@ class Tokenizer(ABC):
     def size(self) -> int:
         """The number of ids."""
 
+    def token_id(self, token: str) -> int | None:  # noqa: ARG002
+        """The id of a special token such as [MASK], or None if the tokenizer has no such token."""
+        return None
+
     @abstractmethod
     def encode_stream(self, blocks: Iterable[bytes], name: str = "the text", partial: bool = False) -> Iterator[Ids]:
         """Encode a text given in blocks, in constant memory.

@@ -6,18 +6,31 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from longspan.checkpoints import store
 from longspan.checkpoints.manifest import MANIFEST, Verified
-from longspan.data import Encoded
 from longspan.data.cache import sync
 from longspan.errors import CheckpointError, ConfigError
 from longspan.training.environment import describe
 from longspan.training.recipe import Recipe
 from longspan.training.snapshot import PARTS, RECIPE
+
+
+@runtime_checkable
+class TrainedOn(Protocol):
+    """What run.json says about the data of a run."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def split(self) -> str | None: ...
+    @property
+    def fingerprint(self) -> str: ...
+    def __len__(self) -> int: ...
+
 
 ENVIRONMENT, ORIGIN = "run.json", "began_at"
 ATTEMPTS = 10
@@ -107,7 +120,7 @@ def _is_leftover(path: Path) -> bool:
 
 
 def write_run_info(
-    out: Path, recipe: Recipe, text: Encoded, device: torch.device, start: Verified | None, ranks: int = 1
+    out: Path, recipe: Recipe, text: TrainedOn, device: torch.device, start: Verified | None, ranks: int = 1
 ) -> None:
     """Write run.json with an entry for each launch of the run, on so many ranks, then recipe.toml.
 

@@ -18,12 +18,13 @@ import torch
 from longspan.checkpoints.weights import local
 from longspan.contract import LanguageModel, State
 from longspan.cuda_graphs import CapturedStep
-from longspan.data.batch_streams import Batch, BatchStreams
+from longspan.data.batch_streams import Batch, BatchSource
 from longspan.errors import ConfigError
 from longspan.reading import Reading
 from longspan.shapes import Float, Tensor
 from longspan.tokenizers import Tokenizer
 from longspan.training.averaging import Average
+from longspan.training.depth import unfreeze
 from longspan.training.dropout import Objective, checkpoint_layers, lock_dropout
 from longspan.training.environment import peak_memory
 from longspan.training.ledger import Entry, Ledger, NotFiniteError, NotFiniteRow, Row
@@ -50,7 +51,7 @@ class Trainer:
         recipe: Recipe,
         model: LanguageModel,
         tokenizer: Tokenizer,
-        streams: BatchStreams,
+        streams: BatchSource,
         device: torch.device,
         observers: Sequence[Observer] = (),
         processes: Processes = ALONE,
@@ -79,6 +80,7 @@ class Trainer:
         self.average = Average(model, self.config) if self.config.averaging != "none" else None
         objective = Objective(model, self.config)
         wanted = device.type == "cuda" if self.config.compile is None else self.config.compile
+        wanted = wanted and not self.config.unfreeze_every
         # With jitter every length would be compiled.
         wanted = wanted and model.hints.compile and not self.config.segment_jitter
         compiled: Any = torch.compile(objective, dynamic=False) if wanted else objective
@@ -176,6 +178,8 @@ class Trainer:
         # The gradient is a mean over tokens, so a shorter segment gets a lower weight.
         factor = lr_factor(self.config, self.step, done) * segment / reading.segment
         batch = self.streams.next(segment, self.processes.rows(batch_size, self.config.accumulate))
+        if self.config.unfreeze_every:
+            unfreeze(self.model, self.config.unfreeze_every, self.step)
         metrics = self._run_step(batch, segment, done, factor)
         self.processes.share_random_state()
         self.step += 1

@@ -19,6 +19,7 @@ class ResumeWarning(UserWarning):
 class Validation:
     """The score on held-out text after `step` steps."""
 
+    unit: ClassVar[str] = "tokens"
     step: int
     tokens: int
     nats: float
@@ -33,6 +34,12 @@ class Validation:
     @property
     def bits(self) -> float:
         return self.nats / math.log(2)
+
+    @property
+    def sentence(self) -> str:
+        """The score, to be printed."""
+        per_byte = f", {self.bits_per_byte:.4f} per byte" if self.bits_per_byte is not None else ""
+        return f"{self.bits:.4f} bits per token{per_byte}"
 
 
 class Observer:

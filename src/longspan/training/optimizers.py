@@ -14,9 +14,12 @@ from longspan.checkpoints.weights import copy_into, local, sharded_like
 from longspan.contract import LanguageModel
 from longspan.cuda_graphs import is_capturing
 from longspan.shapes import Float, Tensor
+from longspan.training.depth import rate_factors
 from longspan.training.processes import ALONE, Processes
 from longspan.training.recipe import TrainingConfig
 
+FACTOR = "layer_factor"
+"""The key of a parameter group that multiplies its learning rate: lower layers may learn more slowly."""
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
@@ -147,8 +150,13 @@ class Optimizer:
         rest = {p: name for p, name in self.names.items() if name not in by_muon}
         decayed = [p for p, name in rest.items() if name in matrices or ".tables." in name]
         plain = [p for p in rest if all(p is not d for d in decayed)]
-        both = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-        groups = [group for group in both if group["params"]]
+        factors = rate_factors(model, config.layer_decay)
+        groups = [
+            {"params": chosen, "weight_decay": decay, FACTOR: factor}
+            for every, decay in ((decayed, config.weight_decay), (plain, 0.0))
+            for factor in sorted(set(factors.values()))
+            if (chosen := [p for p in every if factors[rest[p]] == factor])
+        ]
         self.lrs.append(config.lr)
         if config.optimizer == "sgd":
             self.parts.append(torch.optim.SGD(groups, lr=config.lr, fused=True))
@@ -169,7 +177,7 @@ class Optimizer:
         for part, lr in zip(self.parts, self.lrs, strict=True):
             part.found_inf = skip  # type: ignore[attr-defined]
             for group in part.param_groups:
-                group["lr"], group["capturable"] = lr * factor, capturing
+                group["lr"], group["capturable"] = lr * group.get(FACTOR, 1.0) * factor, capturing
             part.step()
 
     def zero_grad(self) -> None:

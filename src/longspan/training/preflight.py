@@ -101,8 +101,11 @@ def _activation_bytes(trainer: Trainer, rows: int, segment: int) -> int:
         return tensor
 
     tokens = torch.zeros(rows, segment, dtype=torch.int64)
+    buffers = {name: buffer.clone() for name, buffer in trainer.model.named_buffers()}  # those of batch norm change
     with trainer.preserve_rng(), torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
         trainer.own_objective(tokens, tokens, trainer.empty_state(rows), 0.0, None)
+    for name, buffer in trainer.model.named_buffers():
+        buffer.copy_(buffers[name])
     return sum(saved.values())
 
 

@@ -25,7 +25,7 @@ LARGEST |= {"validate_tokens": TOKENS, "parameters": TOKENS, "segment_jitter": 2
 LARGEST |= dict.fromkeys(("lr", "muon_lr", "weight_decay", "clip", "spike", "score"), 1e38)  # the range of float32
 LARGEST |= dict.fromkeys(("betas", "epsilon", "muon_momentum", "lr_floor", "cooldown"), 1)
 LARGEST |= dict.fromkeys(("weight_dropout", "average_decay"), 1) | dict.fromkeys(("clamp", "pointer", "streams"), 2**20)
-LARGEST |= {"temperature": 100, "discount": 100}
+LARGEST |= {"temperature": 100, "discount": 100, "layer_decay": 1, "unfreeze_every": STEPS}
 
 S = TypeVar("S")
 SETTINGS = ("memory", "clamp", "same_length", "pointer")
@@ -55,6 +55,8 @@ class DataConfig:
     """Words that occur less often in the training text become <unk>."""
     documents: bool = True
     """Memory is reset where a document starts."""
+    reverse: bool = False
+    """Read every document from its last token to its first: a backward language model."""
     sentences: bool = False
     """Every sentence of a corpus such as lm1b is a document. Default: they are read as one stream."""
 
@@ -119,7 +121,7 @@ class TrainingConfig:
     """Learning rate of Muon."""
     muon_momentum: float = 0.95
     """Of Muon."""
-    schedule: Literal["cosine", "inverse-sqrt", "linear", "constant"] = "cosine"
+    schedule: Literal["cosine", "inverse-sqrt", "linear", "constant", "slanted-triangular"] = "cosine"
     """How learning rates fall after the warm-up."""
     warmup: int = 0
     """Steps in which learning rates rise from 0."""
@@ -127,6 +129,10 @@ class TrainingConfig:
     """The last learning rate, as a share of the first."""
     cooldown: float = 0.0
     """Last share of the run in which learning rates fall linearly to the floor."""
+    layer_decay: float = 1.0
+    """Every layer has this many times the learning rate of the layer above it: discriminative rates."""
+    unfreeze_every: int = 0
+    """Train the last layer only, and one more after every so many steps: gradual unfreezing. 0: all from the start."""
     clip: float = 0.25
     """Largest gradient norm; 0 is off."""
     spike: float = 10.0
@@ -182,7 +188,13 @@ class TrainingConfig:
             require(getattr(self, name) >= 1, f"training.{name}={getattr(self, name)} must be at least 1")
         for name in ("warmup", "weight_decay", "clip", "spike", "validate_every", "patience", "seed"):
             require(getattr(self, name) >= 0, f"training.{name}={getattr(self, name)} must not be negative")
-        for name in ("segment_jitter", "average_from", "average_patience"):
+        require(0 < self.layer_decay <= 1, f"training.layer_decay={self.layer_decay} must be above 0 and at most 1")
+        require(
+            not (self.unfreeze_every and (self.cuda_graph or self.compile)),
+            f"training.unfreeze_every={self.unfreeze_every} changes what a step computes; turn off "
+            "training.compile and training.cuda_graph",
+        )
+        for name in ("segment_jitter", "average_from", "average_patience", "unfreeze_every"):
             require(getattr(self, name) >= 0, f"training.{name}={getattr(self, name)} must not be negative")
         for name in ("weight_dropout", "muon_momentum", "average_decay", "lr_floor", "cooldown"):
             require(0 <= getattr(self, name) < 1, f"training.{name}={getattr(self, name)} must be in [0, 1)")

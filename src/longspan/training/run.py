@@ -5,7 +5,7 @@ import functools
 import shlex
 import signal
 import warnings
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,15 @@ from longspan.models.families import create, name_of
 from longspan.terminal import progress_line
 from longspan.tokenizers import Tokenizer, tokenizer_from_json
 from longspan.training import snapshot
-from longspan.training.folder import check_folder, find_origin, is_own, locked, read_run_info, write_run_info
+from longspan.training.folder import (
+    TrainedOn,
+    check_folder,
+    find_origin,
+    is_own,
+    locked,
+    read_run_info,
+    write_run_info,
+)
 from longspan.training.ledger import NotFiniteError
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer, ResumeWarning
@@ -57,7 +65,7 @@ FREE = {
 # What a branch (a new run from another run's checkpoint) may change in addition: the size of its updates.
 TUNABLE = {
     *(f"training.{key}" for key in ("lr", "muon_lr", "muon_momentum", "betas", "epsilon", "weight_decay")),
-    *(f"training.{key}" for key in ("schedule", "warmup", "lr_floor", "cooldown", "clip", "spike")),
+    *(f"training.{key}" for key in ("schedule", "warmup", "lr_floor", "cooldown", "layer_decay", "clip", "spike")),
 }
 
 
@@ -161,7 +169,8 @@ def open_text(recipe: Recipe, split: str, tokenizer: Tokenizer | None = None) ->
     options: dict[str, Any] = {"held_out": data.held_out, "field": data.field, "encoding": data.encoding}
     with progress_line(f"encoding {data.corpus}") as progress:
         text = open_corpus(data.corpus, split, chosen, progress=progress, **options)
-    return text.by_sentence() if data.sentences else text
+    text = text.by_sentence() if data.sentences else text
+    return text.reversed() if data.reverse else text
 
 
 def make_trainer(
@@ -179,6 +188,8 @@ def make_trainer(
     streams = BatchStreams(text.ids, text.starts if recipe.data.documents else [], rows, text.fingerprint, text.name)
     torch.manual_seed(recipe.training.seed)
     model = create(recipe.family, recipe.model, recipe.evaluation_reading())
+    if model.spelled:
+        model.spell([text.tokenizer.decode_bytes([token]) for token in range(text.tokenizer.size)])
     if recipe.training.init_from is not None and not resumed:
         load_initial(model, recipe.training.init_from, text.tokenizer)
     return recipe, Trainer(recipe, model, text.tokenizer, streams, device, observers, processes)
@@ -193,23 +204,54 @@ def train(
     observers: Sequence[Observer] | None = None,
 ) -> Outcome:
     """Train in the folder `out` until the recipe's limit. `resume` is 'auto', or the path of a checkpoint or a run."""
-    device = own_device(torch.device(device))
     out = Path(out)
     check_outside_data(out, recipe.data)
+
+    def prepare(start: Verified | None, place: torch.device, processes: Processes) -> Prepared:
+        # A run that started from a model is resumed without it.
+        own = [stored_tokenizer(start)] if start is not None and recipe.training.init_from is not None else []
+        text = processes.in_turn(lambda: open_text(recipe, "train", *own))
+        watching = observers
+        if watching is None:
+            watching = processes.in_turn(lambda: default_observers(recipe, out, text, processes))
+        _, trainer = make_trainer(recipe, text, place, watching, processes, resumed=start is not None)
+        return Prepared(trainer, text)
+
+    return run_in_folder(recipe, out, prepare, resume=resume, device=device, quiet=observers is not None)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A trainer before its first step, and what it is trained on."""
+
+    trainer: Trainer
+    data: TrainedOn
+
+
+Prepare = Callable[[Verified | None, torch.device, Processes], Prepared]
+"""Reads the data and makes the trainer of a new run or, given its checkpoint, of one that is resumed."""
+
+
+def run_in_folder(
+    recipe: Recipe,
+    out: Path,
+    prepare: Prepare,
+    *,
+    resume: str | None = None,
+    device: torch.device | str = "cpu",
+    quiet: bool = False,
+) -> Outcome:
+    """Start or resume the run in the folder `out`: lock it, check it, restore the trainer and run it."""
+    device = own_device(torch.device(device))
     with joined(device) as processes, ExitStack() as stack:
         given = resume
         resume = processes.share(processes.first(lambda: _open_folder(out, given, stack)))
         start = find_start(out, resume)
-        show = print_line if observers is None and processes.is_first else _print_nothing
+        show = print_line if not quiet and processes.is_first else _print_nothing
         show(f"reading {recipe.data.corpus}")
-        # A run that started from a model is resumed without it.
-        own = [stored_tokenizer(start)] if start is not None and recipe.training.init_from is not None else []
-        asked = recipe
-        text = processes.in_turn(lambda: open_text(asked, "train", *own))
-        if observers is None:
-            observers = processes.in_turn(lambda: default_observers(asked, out, text, processes))
-        watching = list(observers)
-        recipe, trainer = make_trainer(asked, text, device, watching, processes, resumed=start is not None)
+        prepared = prepare(start, device, processes)
+        trainer = prepared.trainer
+        recipe, watching = trainer.recipe, trainer.observers
         where = f"{processes.size} x {device.type}" if processes.size > 1 else device
         show(f"preparing {recipe.family} with {trainer.model.parameter_count:,} parameters on {where}")
         if (out / RECIPE).is_file():
@@ -224,7 +266,7 @@ def train(
         if not trainer.finished:
             preflight(trainer)
             made = recipe
-            processes.first(lambda: write_run_info(out, made, text, device, start, processes.size))
+            processes.first(lambda: write_run_info(out, made, prepared.data, device, start, processes.size))
             try:
                 trainer.run()
             except NotFiniteError as error:

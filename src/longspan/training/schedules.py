@@ -6,6 +6,10 @@ import numpy as np
 
 from longspan.training.recipe import TrainingConfig
 
+CUT, RATIO = 0.1, 32.0
+"""Howard & Ruder 2018, section 3.2: the fraction of the run in which the rate rises, and how much smaller the lowest
+rate is than the highest."""
+
 
 def segment_at(config: TrainingConfig, segment: int, step: int) -> int:
     """The length of the segment at `step`, where `segment` is that of the recipe (Merity et al. 2017, section 4.1).
@@ -38,6 +42,9 @@ def lr_factor(config: TrainingConfig, step: int, done: float) -> float:
     """
     if step < config.warmup:
         return (step + 1) / config.warmup
+    if config.schedule == "slanted-triangular":
+        rising = done / CUT if done < CUT else (1.0 - done) / (1.0 - CUT)
+        return (1.0 + rising * (RATIO - 1.0)) / RATIO
     shapes = {
         "constant": 1.0,
         "cosine": 0.5 * (1 + math.cos(math.pi * done)),

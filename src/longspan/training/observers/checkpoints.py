@@ -33,7 +33,7 @@ class Checkpoints(Observer):
         if validation.score >= self.best:
             return
         self.best = validation.score
-        score = f"Validation during training: {validation.bits:.4f} bits per token on {validation.tokens:,} tokens."
+        score = f"Validation during training: {validation.sentence} on {validation.tokens:,} {validation.unit}."
         notes = [*snapshot.notes(trainer), score]
         with trainer.evaluation_model() as model:
             weights = full_weights(model)

@@ -89,8 +89,7 @@ class Progress(Observer):
         if self.mark is not None:
             # `_left` adds the time of future validations, so that of past ones is not part of the steps.
             self.mark = self.mark._replace(time=self.mark.time + self.pause)
-        per_byte = f", {validation.bits_per_byte:.4f} per byte" if validation.bits_per_byte is not None else ""
-        self._print(f"step {validation.step}  validation: {validation.bits:.4f} bits per token{per_byte}")
+        self._print(f"step {validation.step}  validation: {validation.sentence}")
 
     def end(self, trainer: Trainer) -> None:
         if self.bar is not None:

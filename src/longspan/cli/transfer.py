@@ -1,0 +1,194 @@
+"""`longspan finetune`, `predict`, `embed` and `evaluate-tasks`."""
+
+import json as json_module
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from longspan.cli.options import (
+    DeviceName,
+    DtypeName,
+    Json,
+    Model,
+    ModelOrBundled,
+    Set,
+    Threads,
+    machine,
+    note_bundled,
+    print_json,
+    print_rows,
+)
+from longspan.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from longspan.transfer.tasks import Example, Task
+
+Source = Annotated[
+    Path | None,
+    typer.Option("--from", metavar="FOLDER", help="Install a known task from the packed files in this folder."),
+]
+Texts = Annotated[list[str], typer.Option("--text", "-t", metavar="TEXT", help="A text; repeat it for several.")]
+Rows = Annotated[Path | None, typer.Option("--data", metavar="FILE", help="Rows as .jsonl or .csv, as in the task.")]
+
+
+def finetune(
+    *,
+    model: ModelOrBundled = None,
+    task: Annotated[str, typer.Option("--task", metavar="NAME|FOLDER", help="A known task, or a folder with train.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder of the run.")],
+    source: Source = None,
+    recipe: Annotated[
+        str, typer.Option("--recipe", metavar="NAME|FILE", help="A recipe: finetune, finetune-ulmfit or a file.")
+    ] = "finetune",
+    epochs: Annotated[
+        float | None, typer.Option("--epochs", help="Passes over the training examples. Default: 3.")
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", help="Runs with seeds 1, 2, ...; reports mean and deviation.")] = 1,
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="Draw new weights: a control of the same shape.")
+    ] = False,
+    set_: Set = [],  # noqa: B006 (typer copies it)
+    resume: Annotated[
+        str | None, typer.Option("--resume", metavar="auto", help="Continue the runs in --out from their checkpoints.")
+    ] = None,
+    json: Json = False,
+    device: DeviceName = "auto",
+    threads: Threads = 0,
+) -> None:
+    """Train a classifier or tagger on a task and score dev and test."""
+    from longspan.transfer.finetune import finetune
+
+    where = machine(device, "auto", threads)
+    note_bundled(model)
+    result = finetune(
+        model,
+        task,
+        out,
+        source=source,
+        recipe=recipe,
+        overrides=set_,
+        epochs=epochs,
+        seeds=seeds,
+        resume=resume,
+        from_scratch=from_scratch,
+        device=where.device,
+    )
+    values = result.summary()
+    if json:
+        print_json(values)
+        return
+    rows: dict[str, Any] = {"task": values["task"], "metric": values["metric"], "seeds": len(values["seeds"])}
+    for split in ("dev", "test"):
+        if values[split] is not None:
+            deviation = "" if values[f"{split}_std"] is None else f" (standard deviation {values[f'{split}_std']:.4f})"
+            rows[split] = f"{values[split]:.4f}{deviation}"
+            others = {k: v for k, v in values[f"{split}_metrics"].items() if k != values["metric"]}
+            rows |= {f"{split} {name}": value for name, value in others.items()}
+    print_rows(rows)
+
+
+def predict(
+    model: Model,
+    text: Texts = [],  # noqa: B006
+    data: Rows = None,
+    others: Annotated[
+        list[Path], typer.Option("--with", metavar="MODEL", help="Another model of the task; uses the mean of all.")
+    ] = [],  # noqa: B006
+    device: DeviceName = "auto",
+    threads: Threads = 0,
+) -> None:
+    """Label texts with a fine-tuned model. Prints one JSON object per line: label, and probabilities of classes."""
+    from longspan.transfer.predict import Ensemble, load_predictor
+
+    where = machine(device, "auto", threads)
+    members = [load_predictor(path, device=where.device) for path in (model, *others)]
+    predictor = Ensemble(members) if others else members[0]
+    labels, kind = predictor.config.labels, predictor.config.kind
+    for found in predictor.predict(_examples(predictor.task, text, data)):
+        values: dict[str, Any] = {"label": list(found.label) if isinstance(found.label, tuple) else found.label}
+        if found.probabilities:
+            names = labels if kind != "choice" else [str(k) for k in range(len(found.probabilities))]
+            values["probabilities"] = dict(zip(names, found.probabilities, strict=True))
+        sys.stdout.write(json_module.dumps(values, ensure_ascii=False) + "\n")
+
+
+def embed(
+    *,
+    model: ModelOrBundled = None,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="A .npy or .safetensors file.")],
+    text: Texts = [],  # noqa: B006
+    data: Rows = None,
+    layer: Annotated[
+        str, typer.Option("--layer", help="0 (embedding) to the number of layers, last, sum, concat-last-four, ...")
+    ] = "last",
+    pooling: Annotated[
+        str, typer.Option("--pooling", help="mean, last, concat, or none: a vector per token.")
+    ] = "mean",
+    device: DeviceName = "auto",
+    dtype: DtypeName = "auto",
+    threads: Threads = 0,
+) -> None:
+    """Write features of texts: hidden states of any layer."""
+    from longspan.text_model import load
+    from longspan.transfer.embed import embed, save_features
+    from longspan.transfer.tasks import Task
+
+    where = machine(device, dtype, threads)
+    plain = Task(name="embed", kind="single", texts=("text",))
+    examples = _examples(plain, text, data)
+    loaded = load(model, device=where.device, dtype=where.dtype)
+    note_bundled(model)
+    features = embed(loaded, [example.texts[0] for example in examples], layer, pooling)
+    save_features(out, features)
+    print(f"{out}: {len(features):,} texts, {features[0].shape[-1]:,} features")
+
+
+def evaluate_tasks(
+    model: ModelOrBundled = None,
+    tasks: Annotated[str, typer.Option("--tasks", help="Names between commas.")] = "blimp,lambada,copa",
+    source: Source = None,
+    limit: Annotated[int | None, typer.Option("--limit", help="Use this many evenly spaced rows of each task.")] = None,
+    memory: Annotated[int | None, typer.Option("--memory", help="Earlier positions to attend to.")] = None,
+    pointer: Annotated[int | None, typer.Option("--pointer", help="Earlier positions to copy from.")] = None,
+    json: Json = False,
+    device: DeviceName = "auto",
+    dtype: DtypeName = "auto",
+    threads: Threads = 0,
+) -> None:
+    """Score a language model on BLiMP, LAMBADA and COPA by likelihood, without training."""
+    from longspan.text_model import load
+    from longspan.transfer.likelihood import evaluate_tasks
+
+    where = machine(device, dtype, threads)
+    settings: Any = {key: value for key, value in (("memory", memory), ("pointer", pointer)) if value is not None}
+    loaded = load(model, device=where.device, dtype=where.dtype, **settings)
+    note_bundled(model)
+    found = evaluate_tasks(loaded, tasks.split(","), source=source, limit=limit)
+    if json:
+        print_json(found)
+        return
+    rows: dict[str, Any] = {}
+    for name, scores in found.items():
+        rows |= {f"{name} {key}": value for key, value in scores.items() if not isinstance(value, dict)}
+    print_rows(rows)
+
+
+def _examples(task: "Task", texts: list[str], data: Path | None) -> "list[Example]":
+    """Examples without labels from --text or --data."""
+    from longspan.transfer.tasks.opened import rows_of
+
+    if bool(texts) == (data is not None):
+        raise ConfigError("give texts with --text, or a file with --data, and not both")
+    if data is None:
+        if task.kind not in ("single", "tags"):
+            raise ConfigError(f"a task of kind {task.kind!r} has several texts per row; give them with --data FILE")
+        rows: Any = [{task.texts[0]: text} for text in texts]
+    else:
+        rows = rows_of(data)
+    name = data.name if data is not None else "--text"
+    found = [task.example(row, f"{name}, row {k}", labelled=False) for k, row in enumerate(rows, start=1)]
+    if not found:
+        raise DataError(f"{data} has no rows; give at least one")
+    return found

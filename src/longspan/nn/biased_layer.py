@@ -1,0 +1,106 @@
+"""The Transformer layer of GPT and BERT: all projections have biases, and the activation is GELU."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from longspan.cache import SegmentMask
+from longspan.kernels.causal_attention import causal_attention
+from longspan.nn.attention import merge_heads, split_heads
+from longspan.nn.model_config import ModelConfig, check_heads, require
+from longspan.shapes import Bool, Float, Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class BiasedConfig(ModelConfig):
+    heads: int = 4
+    inner: int | None = None
+    positions: int = 512
+    """Positions with a learned vector: the longest segment."""
+    attention_dropout: float = 0.0
+
+    head_width = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_heads(self)
+        require(self.positions >= 1, f"model.positions={self.positions} must be at least 1")
+
+    @property
+    def inner_size(self) -> int:
+        return self.inner or 4 * self.width
+
+
+class BiasedLayer(nn.Module):
+    """Post-norm or pre-norm. `mask` says what a causal layer sees; `document` is the mask of a bidirectional one, or
+    None if every position sees every other."""
+
+    def __init__(
+        self,
+        config: BiasedConfig,
+        norm: Literal["post", "pre"],
+        *,
+        epsilon: float,
+        approximate: Literal["none", "tanh"],
+    ) -> None:
+        super().__init__()
+        E = config.width
+        self.heads, self.before, self.approximate = config.heads, norm == "pre", approximate
+        self.attention_dropout = config.attention_dropout
+        self.query, self.key, self.value, self.output = (nn.Linear(E, E) for _ in range(4))
+        self.attention_norm, self.feed_forward_norm = (nn.LayerNorm(E, eps=epsilon) for _ in range(2))
+        self.up, self.down = nn.Linear(E, config.inner_size), nn.Linear(config.inner_size, E)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T E"],
+        cache: None,  # noqa: ARG002 (the signature of all layers)
+        mask: SegmentMask,
+        position: Any = None,  # noqa: ARG002
+    ) -> tuple[Float[Tensor, "B T E"], None]:
+        def attend(*parts: Tensor, dropout: float) -> Tensor:
+            return causal_attention(*parts, first_key=mask.first_key, dropout=dropout)
+
+        return self.run(x, attend), None
+
+    def both_directions(
+        self, x: Float[Tensor, "B T E"], document: Bool[Tensor, "B 1 T T"] | None
+    ) -> Float[Tensor, "B T E"]:
+        def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=document, dropout_p=dropout)
+
+        return self.run(x, attend)
+
+    def run(self, x: Float[Tensor, "B T E"], attend: Any) -> Float[Tensor, "B T E"]:
+        """norm(x + attention(x)), norm(x + feed_forward(x)), or with the norms before."""
+        if self.before:
+            x = x + self.attention(self.attention_norm(x), attend)
+            return x + self.feed_forward(self.feed_forward_norm(x))
+        x = self.attention_norm(x + self.attention(x, attend))
+        return self.feed_forward_norm(x + self.feed_forward(x))
+
+    def attention(self, x: Float[Tensor, "B T E"], attend: Any) -> Float[Tensor, "B T E"]:
+        parts = [split_heads(part(x), self.heads) for part in (self.query, self.key, self.value)]
+        found = attend(*parts, dropout=self.attention_dropout if self.training else 0.0)
+        return self.dropout(self.output(merge_heads(found)))
+
+    def feed_forward(self, x: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:
+        return self.dropout(self.down(F.gelu(self.up(x), approximate=self.approximate)))
+
+
+@torch.no_grad()
+def initialise_normal(model: nn.Module, std: float = 0.02) -> None:
+    """N(0, std) for weights, zero for biases, one for the gains of norms: Radford et al. 2018, Devlin et al. 2019."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            continue  # there is nothing to draw, and torch would import its compiler for it
+        if "norm" in name:
+            parameter.fill_(1.0 if name.endswith("weight") else 0.0)
+        elif name.endswith("bias") or ".biases." in name:
+            parameter.zero_()
+        else:
+            parameter.normal_(0.0, std)

@@ -1,0 +1,32 @@
+"""The depth of parameters, for discriminative learning rates and gradual unfreezing (Howard & Ruder 2018)."""
+
+import re
+
+from torch import nn
+
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_INPUT = re.compile(r"(?:^|\.)(embedding|places|segments)\.")
+
+
+def depths(model: nn.Module) -> dict[str, int]:
+    """The depth of every parameter by name: 0 for the embedding, 1 for the first layer, and one more than the last
+    layer for everything else, such as the classifier of a task."""
+    names = [name for name, _ in model.named_parameters()]
+    found = {name: int(match[1]) + 1 for name in names if (match := _LAYER.search(name))}
+    above = max(found.values(), default=0) + 1
+    return {name: found.get(name, 0 if _INPUT.search(name) else above) for name in names}
+
+
+def rate_factors(model: nn.Module, decay: float) -> dict[str, float]:
+    """decay^k for a parameter k layers below the top: the paper's 2.6 is a decay of 1 / 2.6."""
+    found = depths(model)
+    top = max(found.values(), default=0)
+    return {name: decay ** (top - depth) for name, depth in found.items()}
+
+
+def unfreeze(model: nn.Module, every: int, step: int) -> None:
+    """Train only the top 1 + step // every layers. The others get no gradient, so their weights do not change."""
+    found = depths(model)
+    lowest = max(found.values(), default=0) - step // every
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(found[name] >= lowest)

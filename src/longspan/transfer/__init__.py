@@ -1,0 +1,1 @@
+"""Tasks, fine-tuning, predictions and features. docs/transfer.md"""

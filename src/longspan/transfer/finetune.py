@@ -1,0 +1,277 @@
+"""Fine-tune a model on a task: `finetune("runs/wiki", "sst2", "runs/sst2", seeds=3)`.
+
+A run is a training run like any other: a folder with a recipe, metrics, checkpoints and best/, and it resumes exactly.
+best/ is the checkpoint with the best dev score. The test split is read once, after training, and its score is stored
+in result.json.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, ClassVar
+
+import torch
+
+from longspan import config
+from longspan.bundled import model_path
+from longspan.checkpoints.manifest import Verified
+from longspan.checkpoints.model_folder import TOKENIZER, Loaded, load_model, reading_of
+from longspan.checkpoints.store import write_file
+from longspan.device import find_device
+from longspan.errors import CheckpointError, ConfigError
+from longspan.models.families import create, name_of
+from longspan.tokenizers import Tokenizer, tokenizer_from_json
+from longspan.training import run
+from longspan.training.loop import Trainer
+from longspan.training.observer import Observer, Validation
+from longspan.training.observers.checkpoints import Checkpoints
+from longspan.training.observers.early_stop import EarlyStop
+from longspan.training.observers.metrics import Metrics
+from longspan.training.observers.progress import Progress
+from longspan.training.observers.tensorboard import TensorBoard
+from longspan.training.processes import Processes
+from longspan.training.recipe import SETTINGS, Recipe, build_recipe, find_recipe, value_at
+from longspan.transfer.batches import ExampleBatches
+from longspan.transfer.model import TaskModel
+from longspan.transfer.predict import Predictor, load_predictor, make_format
+from longspan.transfer.tasks import Example, TaskData, open_task
+
+RESULT = "result.json"
+EPOCHS = 3.0
+
+
+@dataclass(frozen=True)
+class TaskValidation(Validation):
+    """The dev metrics after `step` steps; `tokens` counts examples, and `nats` is 1 minus the first metric."""
+
+    unit: ClassVar[str] = "examples"
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def sentence(self) -> str:
+        return ", ".join(f"{name} {value:.4f}" for name, value in self.metrics.items())
+
+
+class ValidateTask(Observer):
+    """Computes the dev metrics every few steps and at the end."""
+
+    def __init__(self, examples: Sequence[Example], every: int) -> None:
+        self.examples, self.every = examples, every
+
+    def after_step(self, trainer: Trainer) -> None:
+        if trainer.finished or (self.every and trainer.step % self.every == 0):
+            trainer.settle()
+            with trainer.evaluation_model() as model, trainer.autocast():
+                assert isinstance(model, TaskModel)
+                found = Predictor(model, trainer.tokenizer).evaluate(self.examples)
+            found = trainer.processes.share(found)
+            first = next(iter(found.values()))
+            trainer.announce(TaskValidation(trainer.step, len(self.examples), 1.0 - first, metrics=found))
+
+
+@dataclass(frozen=True)
+class TrainedTask:
+    """What run.json says about the data."""
+
+    data: TaskData
+    split: str = "train"
+
+    @property
+    def name(self) -> str:
+        return self.data.task.name
+
+    @property
+    def fingerprint(self) -> str:
+        return self.data.fingerprint
+
+    def __len__(self) -> int:
+        return len(self.data.train)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The scores of all seeds; `test` is empty for a task without a test split."""
+
+    task: str
+    metric: str
+    seeds: tuple[int, ...]
+    dev: tuple[Mapping[str, float], ...]
+    test: tuple[Mapping[str, float], ...]
+    finished: bool = True
+
+    def summary(self) -> dict[str, Any]:
+        """Means, and standard deviations of several seeds."""
+        values: dict[str, Any] = {"task": self.task, "metric": self.metric, "seeds": list(self.seeds)}
+        for split, found in (("dev", self.dev), ("test", self.test)):
+            first = [scores[self.metric] for scores in found]
+            values[split] = mean(first) if first else None
+            values[f"{split}_std"] = stdev(first) if len(first) > 1 else None
+            values[f"{split}_metrics"] = {name: mean(s[name] for s in found) for name in found[0]} if found else {}
+            values[f"{split}_per_seed"] = first
+        return values
+
+
+def finetune(
+    model: str | Path | None,
+    task: str | Path,
+    out: str | Path,
+    *,
+    source: str | Path | None = None,
+    recipe: str | Path = "finetune",
+    overrides: Sequence[str] = (),
+    epochs: float | None = None,
+    seeds: int | Sequence[int] = 1,
+    resume: str | None = None,
+    from_scratch: bool = False,
+    device: torch.device | str = "auto",
+) -> Result:
+    """Train a classifier or tagger on a task, once per seed, and score dev and test.
+
+    `model` is a model folder or a run; default: the bundled model. `task` is a known name, installed from `source` if
+    necessary, or a folder. `out` is the run's folder; with several seeds it contains one run per seed. `epochs`
+    (default: 3) sets training.steps, unless `overrides` have a limit. `from_scratch` keeps the shape of the model and
+    draws new weights: the control of every experiment.
+    """
+    chosen = list(range(1, seeds + 1)) if isinstance(seeds, int) else list(seeds)
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise ConfigError(f"seeds={seeds} must be at least 1, or different numbers")
+    data, where, out = open_task(task, source), find_device(device), Path(out)
+    base = load_model(model_path(model))
+    dev, test = [], []
+    for seed in chosen:
+        folder = out if len(chosen) == 1 else out / f"seed-{seed}"
+        made = resolve(base, data, recipe, overrides, epochs=epochs, seed=seed, task=str(task))
+        if not from_scratch:
+            path = str(model_path(model).resolve())
+            made = dataclasses.replace(made, training=dataclasses.replace(made.training, init_from=path))
+        found = finetune_once(made, data, folder, base.tokenizer, resume=resume, device=where)
+        dev.append(found["dev"])
+        test += [found["test"]] if found.get("test") else []
+    return Result(data.task.name, data.task.metric, tuple(chosen), tuple(dev), tuple(test))
+
+
+def resolve(
+    base: Loaded,
+    data: TaskData,
+    recipe: str | Path = "finetune",
+    overrides: Sequence[str] = (),
+    *,
+    epochs: float | None = None,
+    seed: int = 1,
+    task: str = "",
+) -> Recipe:
+    """The recipe of a run: that of the file with the model, the task, the seed and the number of steps filled in."""
+    given = config.merge(config.read_toml(find_recipe(recipe)), config.parse_overrides(overrides))
+    model, training = dict(given.get("model", {})), dict(given.get("training", {}))
+    batch = training.get("batch", 16)
+    limits = {"steps", "tokens", "seconds"} & set(config.parse_overrides(overrides).get("training", {}))
+    if epochs is not None and epochs <= 0:
+        raise ConfigError(f"epochs={epochs} must be above 0")
+    if isinstance(batch, int) and batch > 0 and (epochs is not None or not limits):
+        training["steps"] = max(1, round((epochs or EPOCHS) * -(-len(data.train) // batch)))
+    reading = {k: v for k, v in reading_of(base.model).items() if k in ("segment", *SETTINGS) and k != "pointer"}
+    described = base.model.config
+    if isinstance(base.model, TaskModel):  # continue with the language model of another task
+        described, family = base.model.config.base_config, base.model.config.base_family
+    else:
+        family = name_of(base.model)
+    model |= {"family": "task", "base_family": family, "base": config.plain(described)}
+    model |= {"vocabulary": described.vocabulary, "task": data.task.name, **labels_of(data)}
+    values: dict[str, Any] = {**given, "model": model, "training": {"seed": seed, **reading, **training}}
+    values["data"] = {"corpus": str(Path(task).resolve()) if Path(task).is_dir() else data.task.name}
+    return build_recipe(values, f"finetune-{data.task.name}")
+
+
+def labels_of(data: TaskData) -> dict[str, Any]:
+    """The keys of a TaskConfig that follow from the task and its training labels."""
+    task, gold = data.task, [example.label for example in data.train]
+    values: dict[str, Any] = {"kind": task.kind, "metrics": list(task.metrics), "texts": list(task.texts)}
+    if task.kind == "similarity":
+        scores = [float(score) for score in gold]  # type: ignore[arg-type]
+        return values | {"low": min(scores), "high": max(max(scores), min(scores) + 1e-6), "labels": []}
+    if task.kind == "choice":
+        return values | {"choices": len(task.texts) - 1, "labels": []}
+    names: Any = gold if task.kind != "tags" else [tag for tags in gold for tag in tags]  # type: ignore[union-attr]
+    return values | {"labels": sorted(set(names))}
+
+
+def finetune_once(
+    recipe: Recipe,
+    data: TaskData,
+    out: Path,
+    tokenizer: Tokenizer,
+    *,
+    resume: str | None = None,
+    device: torch.device | str = "cpu",
+    observers: Sequence[Observer] | None = None,
+) -> dict[str, Any]:
+    """One run: train, choose the best checkpoint on dev, read test once. Returns the contents of result.json."""
+
+    def prepare(start: Verified | None, place: torch.device, processes: Processes) -> run.Prepared:
+        own = tokenizer if start is None else tokenizer_from_json((start.path / TOKENIZER).read_bytes())
+        torch.manual_seed(recipe.training.seed)
+        model = create(recipe.family, recipe.model, recipe.evaluation_reading())
+        assert isinstance(model, TaskModel)
+        if recipe.training.init_from is not None and start is None:
+            load_base(model, recipe.training.init_from)
+        rows, seed = value_at(recipe.training.batch, 0), recipe.training.seed
+        streams = ExampleBatches(
+            make_format(own, model).encode(data.train), rows, seed, data.fingerprint, data.task.name
+        )
+        watching = observers if observers is not None else watchers(recipe, data, out, processes)
+        return run.Prepared(Trainer(recipe, model, own, streams, place, watching, processes), TrainedTask(data))
+
+    outcome = run.run_in_folder(recipe, out, prepare, resume=resume, device=device, quiet=observers is not None)
+    if outcome.interrupted is not None:
+        raise KeyboardInterrupt(outcome.sentence.replace("longspan train", "longspan finetune"))
+    return read_result(out) or write_result(out, data, device)
+
+
+def watchers(recipe: Recipe, data: TaskData, out: Path, processes: Processes) -> list[Observer]:
+    training, observers = recipe.training, list[Observer]()
+    if processes.is_first:
+        held = " (held out from train)" if data.held_out else ""
+        about = f"{data.task.name}: {len(data.train):,} training examples, {len(data.dev):,} dev examples{held}"
+        observers += [Metrics(out), TensorBoard(out), Progress([about])]
+    observers.append(ValidateTask(data.dev, training.validate_every))
+    if training.patience:
+        observers.append(EarlyStop(training.patience))
+    return [*observers, Checkpoints(out, training.save_every, training.keep)]
+
+
+def load_base(model: TaskModel, path: str) -> None:
+    """Copy the weights of a language model, or of the one inside of another TaskModel."""
+    found = load_model(Path(path)).model
+    source = found.base if isinstance(found, TaskModel) else found
+    try:
+        model.base.load_state_dict(source.state_dict())
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"the weights of {path} do not fit this model config: {reason[:200]}") from None
+
+
+def write_result(out: Path, data: TaskData, device: torch.device | str) -> dict[str, Any]:
+    """Score dev and then test with best/, and write result.json. A second call would read test again, so there is
+    none: `read_result` comes first."""
+    best = load_predictor(out / "best", device=device)
+    values: dict[str, Any] = {"task": data.task.name, "metric": data.task.metric, "dev": best.evaluate(data.dev)}
+    if data.has_test:
+        values["test"] = best.evaluate(data.test())
+    write_file(out / RESULT, (json.dumps(values, indent=1) + "\n").encode())
+    return values
+
+
+def read_result(out: Path) -> dict[str, Any] | None:
+    """The contents of result.json, or None if the run has none yet."""
+    try:
+        values = json.loads((out / RESULT).read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{out / RESULT} cannot be read: {error!s:.80}; remove it to score again") from None
+    if not isinstance(values, dict) or not isinstance(values.get("dev"), dict):
+        raise CheckpointError(f"{out / RESULT} has no dev scores; remove it to score again")
+    return values

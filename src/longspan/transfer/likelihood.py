@@ -1,0 +1,156 @@
+"""Tasks without training, by the likelihood of a language model: BLiMP, LAMBADA and COPA."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from longspan.contract import LanguageModel
+from longspan.errors import ConfigError, UnknownNameError
+from longspan.reading import Reading
+from longspan.text_model import TextModel
+from longspan.tokenizers.text import to_bytes
+from longspan.transfer.tasks.opened import rows_of
+from longspan.transfer.tasks.packed import install
+
+Ids = NDArray[np.int64]
+LOGITS = {"cpu": 2**22, "cuda": 2**30}
+"""Logits of a batch."""
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """log p(continuation | context) in nats, and whether each of its tokens is the most probable one."""
+
+    log_probability: float
+    greedy: bool
+
+
+def likelihoods(model: TextModel, pairs: Sequence[tuple[str, str]], reading: Reading | None = None) -> list[Likelihood]:
+    """The likelihood of every continuation after its context. Before the context is the end of a document or a newline,
+    so the first token of a text has a probability too.
+
+    A model without memory reads the last tokens that fit into a segment.
+    """
+    language_model, reading = model.model, reading or model.reading
+    if not language_model.predicts_next:
+        raise ConfigError("likelihoods need a model that predicts the next token, and this family does not")
+    texts = [to_bytes(text) for pair in pairs for text in pair]
+    encoded = model.tokenizer.encode_many(texts, "the task", partial=True)
+    first = model._first_token().astype(np.int64)
+    rows, sizes = [], []
+    for context, continuation in zip(encoded[::2], encoded[1::2], strict=True):
+        ids = np.concatenate([first, context.astype(np.int64), continuation.astype(np.int64)])
+        limit = len(ids) if language_model.has_memory(reading) else reading.segment + 1
+        rows.append(ids[-limit:])
+        sizes.append(min(len(continuation), limit - 1))
+    found: dict[int, Likelihood] = {}
+    most = LOGITS.get(model.device.type, 2**22) // language_model.config.vocabulary
+    order = np.argsort([len(row) for row in rows], kind="stable").tolist()
+    while order:
+        longest, count = len(rows[order[-1]]), 1
+        while count < len(order) and (count + 1) * longest <= most:
+            count += 1
+        order, chosen = order[:-count], order[-count:]
+        scored = _score(language_model, [rows[k] for k in chosen], [sizes[k] for k in chosen], reading)
+        found |= dict(zip(chosen, scored, strict=True))
+    return [found[k] for k in range(len(rows))]
+
+
+def _score(model: LanguageModel, rows: list[Ids], sizes: list[int], reading: Reading) -> list[Likelihood]:
+    """The likelihood of the last `sizes` tokens of every row."""
+    width, device = max(len(row) for row in rows), next(model.parameters()).device
+    padded = np.zeros((len(rows), width), np.int64)
+    counted = np.zeros((len(rows), width - 1), np.bool_)
+    for k, (row, size) in enumerate(zip(rows, sizes, strict=True)):
+        padded[k, : len(row)] = row
+        counted[k, len(row) - 1 - size : len(row) - 1] = True
+    ids, mask = torch.from_numpy(padded).to(device), torch.from_numpy(counted).to(device)
+    total = torch.zeros(len(rows), dtype=torch.float64, device=device)
+    greedy = torch.ones(len(rows), dtype=torch.bool, device=device)
+    with torch.inference_mode():
+        state = model.initial_state(len(rows), reading, trainable=False)
+        for begin in range(0, width - 1, reading.segment):
+            tokens, here = ids[:, begin : min(begin + reading.segment, width - 1)], mask[:, begin:]
+            targets, here = ids[:, begin + 1 :][:, : tokens.shape[1]], here[:, : tokens.shape[1]]
+            logits, state = model(tokens, state)
+            logits = logits.float()
+            chosen = logits.gather(-1, targets[..., None])[..., 0] - logits.logsumexp(-1)
+            total += torch.where(here, chosen, 0.0).double().sum(1)
+            greedy &= ((logits.argmax(-1) == targets) | ~here).all(1)
+    return [Likelihood(*values) for values in zip(total.tolist(), greedy.tolist(), strict=True)]
+
+
+def blimp(model: TextModel, rows: Sequence[dict[str, Any]], reading: Reading | None = None) -> dict[str, Any]:
+    """The share of minimal pairs whose acceptable sentence is more probable: the mean over paradigms, as published.
+    A tie is half right."""
+    found = likelihoods(model, [("", row[key]) for row in rows for key in ("good", "bad")], reading)
+    right: dict[str, list[float]] = defaultdict(list)
+    for row, good, bad in zip(rows, found[::2], found[1::2], strict=True):
+        difference = good.log_probability - bad.log_probability
+        right[row["paradigm"]].append(0.5 + 0.5 * np.sign(difference))
+    paradigms = {name: float(np.mean(values)) for name, values in right.items()}
+    return {"accuracy": float(np.mean(list(paradigms.values()))), "pairs": len(rows), "paradigms": paradigms}
+
+
+def lambada(model: TextModel, rows: Sequence[dict[str, Any]], reading: Reading | None = None) -> dict[str, Any]:
+    """The share of last words of which every token is the most probable one, and the perplexity of the words."""
+    found = likelihoods(model, [(row["text"], f" {row['target']}") for row in rows], reading)
+    nats = -float(np.mean([one.log_probability for one in found]))
+    return {
+        "accuracy": float(np.mean([one.greedy for one in found])),
+        "perplexity": math.exp(min(nats, 700.0)),
+        "passages": len(rows),
+    }
+
+
+def copa(model: TextModel, rows: Sequence[dict[str, Any]], reading: Reading | None = None) -> dict[str, Any]:
+    """The share of premises after which the right choice is the most probable continuation."""
+    choices = ("choice1", "choice2")
+    found = likelihoods(model, [(row["premise"], f" {row[key]}") for row in rows for key in choices], reading)
+    scores = np.array([one.log_probability for one in found]).reshape(-1, len(choices))
+    right = scores.argmax(1) == np.array([int(row["label"]) for row in rows])
+    return {"accuracy": float(right.mean()), "questions": len(rows)}
+
+
+Score = Callable[[TextModel, Sequence[dict[str, Any]], Reading | None], dict[str, Any]]
+TASKS: dict[str, tuple[Score, tuple[str, ...]]] = {
+    "blimp": (blimp, ("test",)),
+    "lambada": (lambada, ("dev", "test")),
+    "copa": (copa, ("dev",)),
+}
+"""How each task is scored, and its splits."""
+
+
+def evaluate_tasks(
+    model: TextModel,
+    tasks: Iterable[str] = tuple(TASKS),
+    *,
+    source: str | Path | None = None,
+    limit: int | None = None,
+    reading: Reading | None = None,
+) -> dict[str, dict[str, Any]]:
+    """The scores of some tasks, as `task` or `task/split`. `limit` uses only so many evenly spaced rows of each."""
+    chosen = list(tasks)
+    for name in chosen:
+        if name not in TASKS:
+            raise UnknownNameError("task scored by likelihood", name, TASKS)
+    if limit is not None and limit < 1:
+        raise ConfigError(f"limit={limit} must be at least 1")
+    results = {}
+    for name in chosen:
+        score, splits = TASKS[name]
+        folder = install(name, source)
+        for split in splits:
+            rows = list(rows_of(folder / f"{split}.jsonl"))
+            step = max(1, len(rows) // limit) if limit else 1
+            rows = list(islice(rows, 0, None, step))[:limit]
+            results[name if len(splits) == 1 else f"{name}/{split}"] = score(model, rows, reading)
+    return results

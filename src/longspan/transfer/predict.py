@@ -1,0 +1,150 @@
+"""Predictions of a TaskModel, and their metrics."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from longspan.checkpoints.model_folder import load_model
+from longspan.errors import ConfigError
+from longspan.tokenizers import Tokenizer
+from longspan.transfer.batches import collate
+from longspan.transfer.formats import Format, Sequences
+from longspan.transfer.metrics import METRICS
+from longspan.transfer.model import TaskModel
+from longspan.transfer.tasks.task import Example, Label, Task
+
+TOKENS = {"cpu": 8192, "cuda": 131_072}
+"""Tokens of a batch, padding included."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The predicted label of an example; for classes and choices, the probability of each."""
+
+    label: Label
+    probabilities: tuple[float, ...] = ()
+
+
+def make_format(tokenizer: Tokenizer, model: TaskModel) -> Format:
+    """The input format of a model."""
+    c = model.config
+    return Format(tokenizer, c.kind, c.labels, model, c.longest, reverse=c.reverse)
+
+
+class Predictor:
+    """A TaskModel with its tokenizer, in eval mode."""
+
+    def __init__(self, model: TaskModel, tokenizer: Tokenizer) -> None:
+        self.model, self.tokenizer, self.config = model.eval(), tokenizer, model.config
+        self.format = make_format(tokenizer, model)
+
+    @property
+    def task(self) -> Task:
+        """The task that the model was trained for, to read rows of the same form."""
+        c = self.config
+        label = {"similarity": "score", "tags": "tags"}.get(c.kind, "label")
+        return Task(name=c.task, kind=c.kind, texts=c.texts, label=label, metrics=c.metrics)
+
+    def predict(self, examples: Sequence[Example]) -> list[Prediction]:
+        """The predictions, in the order of the examples."""
+        encoded = self.format.encode([Example(example.texts) for example in examples])
+        found: dict[int, Prediction] = {}
+        for chosen in _batches(encoded, TOKENS.get(self._device.type, 8192)):
+            scores = self._scores(picked := [encoded[k] for k in chosen])
+            if self.config.kind == "tags":
+                tags = self.model.choose_tags(scores, [torch.from_numpy(example.marks) for example in picked])
+                found |= {k: self._tagged(row, len(examples[k].texts)) for k, row in zip(chosen, tags, strict=True)}
+            else:
+                rows = scores.float().cpu().numpy()
+                found |= {k: self._prediction(row) for k, row in zip(chosen, rows, strict=True)}
+        return [found[k] for k in range(len(examples))]
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def _scores(self, examples: list[Sequences]) -> torch.Tensor:
+        batch, rows = collate(examples), len(examples[0].rows)
+        tokens, starts = (torch.from_numpy(array).to(self._device) for array in (batch.tokens, batch.starts))
+        documents = tokens.view(len(examples) * rows, -1)
+        with torch.inference_mode():
+            valid = starts.view_as(documents).cumsum(1) == 0
+            return self.model.scores(documents, valid, rows=rows)[0]
+
+    def _tagged(self, tags: list[int], words: int) -> Prediction:
+        labels = self.config.labels
+        other = "O" if "O" in labels else labels[0]  # for words beyond the longest sequence
+        return Prediction((*(labels[k] for k in tags), *[other] * (words - len(tags))))
+
+    def _prediction(self, scores: NDArray[np.float32]) -> Prediction:
+        c = self.config
+        if c.kind == "similarity":
+            return Prediction(float(c.low + scores[0] * (c.high - c.low)))
+        shifted = np.exp(scores.astype(np.float64) - scores.max())
+        best = int(scores.argmax())
+        return Prediction(best if c.kind == "choice" else c.labels[best], tuple((shifted / shifted.sum()).tolist()))
+
+    def evaluate(self, examples: Sequence[Example]) -> dict[str, float]:
+        """Every metric of the task."""
+        return evaluate(self.config.metrics, examples, self.predict(examples))
+
+
+def evaluate(
+    metrics: Sequence[str], examples: Sequence[Example], predictions: Sequence[Prediction]
+) -> dict[str, float]:
+    gold, predicted = [example.label for example in examples], [prediction.label for prediction in predictions]
+    return {name: METRICS[name](gold, predicted) for name in metrics}
+
+
+class Ensemble:
+    """Several models of one task, for example a forward and a backward one: the mean of their probabilities."""
+
+    def __init__(self, members: Sequence[Predictor]) -> None:
+        self.members, first = list(members), members[0].config
+        for member in members:
+            c = member.config
+            if (c.kind, c.labels) != (first.kind, first.labels) or c.kind not in ("single", "pair", "choice"):
+                raise ConfigError(
+                    f"the models were trained for {first.task!r} and {c.task!r}; an ensemble needs one task of classes"
+                )
+        self.config, self.task = first, members[0].task
+
+    def predict(self, examples: Sequence[Example]) -> list[Prediction]:
+        every = [member.predict(examples) for member in self.members]
+        found = []
+        for row in zip(*every, strict=True):
+            mean = np.mean([prediction.probabilities for prediction in row], axis=0)
+            best = int(mean.argmax())
+            label = best if self.config.kind == "choice" else self.config.labels[best]
+            found.append(Prediction(label, tuple(mean.tolist())))
+        return found
+
+    def evaluate(self, examples: Sequence[Example]) -> dict[str, float]:
+        """Every metric of the task."""
+        return evaluate(self.config.metrics, examples, self.predict(examples))
+
+
+def _batches(examples: Sequence[Sequences], tokens: int) -> Iterator[list[int]]:
+    """Examples of similar length, so many that a batch has at most `tokens` tokens, or a single example."""
+    order = np.argsort([example.length for example in examples], kind="stable").tolist()
+    chosen: list[int] = []
+    for k in order:
+        if chosen and (len(chosen) + 1) * examples[k].length * len(examples[k].rows) > tokens:
+            yield chosen
+            chosen = []
+        chosen.append(k)
+    if chosen:
+        yield chosen
+
+
+def load_predictor(path: str | Path, *, device: torch.device | str = "cpu", **settings: Any) -> Predictor:
+    """The fine-tuned model in the folder of a run or a model."""
+    loaded = load_model(Path(path), overrides=settings, device=device)
+    if not isinstance(loaded.model, TaskModel):
+        raise ConfigError(f"{path} is a language model without a task; make one with longspan finetune {path}")
+    return Predictor(loaded.model, loaded.tokenizer)

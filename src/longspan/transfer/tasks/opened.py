@@ -1,0 +1,128 @@
+"""Open a task: a known one, or a folder with train, dev and test as .jsonl or .csv."""
+
+import csv
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from longspan import config
+from longspan.errors import ConfigError, DataError
+from longspan.transfer.tasks.known import KNOWN, find_known
+from longspan.transfer.tasks.packed import install, read_rows
+from longspan.transfer.tasks.task import Example, Task, recognise
+
+NAMES = {"train": ("train",), "dev": ("dev", "valid", "validation"), "test": ("test",)}
+HELD_OUT = 10
+"""One of this many training examples is a dev example if there is no dev file."""
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """A task and its examples. A split is read when it is asked for, so that nothing reads test by accident."""
+
+    task: Task
+    files: dict[str, Path]
+
+    @property
+    def held_out(self) -> bool:
+        """Whether dev is a part of the training file."""
+        return "dev" not in self.files
+
+    @property
+    def has_test(self) -> bool:
+        return "test" in self.files
+
+    @cached_property
+    def train(self) -> list[Example]:
+        return [example for k, example in enumerate(self._all_train) if k not in self._held_out]
+
+    @cached_property
+    def dev(self) -> list[Example]:
+        if self.held_out:
+            return [self._all_train[k] for k in sorted(self._held_out)]
+        return self._read("dev")
+
+    def test(self) -> list[Example]:
+        """The test examples. Read them once, after every choice is made."""
+        return self._read("test")
+
+    @cached_property
+    def _all_train(self) -> list[Example]:
+        return self._read("train")
+
+    @cached_property
+    def _held_out(self) -> frozenset[int]:
+        """The held-out rows: the same for every seed and model, chosen by a fixed permutation."""
+        if not self.held_out:
+            return frozenset()
+        count = len(self._all_train)
+        return frozenset(np.random.default_rng(0).permutation(count)[: max(1, count // HELD_OUT)].tolist())
+
+    def _read(self, split: str) -> list[Example]:
+        if split not in self.files:
+            raise DataError(f"the task {self.task.name} has no {split} file; it has {', '.join(self.files)}")
+        path = self.files[split]
+        rows = enumerate(rows_of(path), start=1)
+        found = [self.task.example(row, f"{path.name}, row {k}") for k, row in rows]
+        if not found:
+            raise DataError(f"{path} has no rows; give at least one")
+        return found
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the task and of its training examples: a run is resumed on the same ones only."""
+        digest = hashlib.sha256(json.dumps(config.plain(self.task), sort_keys=True).encode())
+        for example in self.train:
+            digest.update(json.dumps([example.texts, example.label]).encode())
+        return digest.hexdigest()
+
+
+def open_task(name_or_folder: str | Path, source: str | Path | None = None, cache: Path | None = None) -> TaskData:
+    """The data of a task: a known name, installed from `source` if it is not in the cache, or a folder."""
+    text = str(name_or_folder)
+    if text in KNOWN:
+        known = find_known(text)
+        if not known.trainable:
+            raise ConfigError(f"{text} is scored by likelihood and not trained; use longspan evaluate-tasks")
+        return _open(text, install(text, source, cache), dict(known.given))
+    folder = Path(text)
+    if not folder.is_dir():
+        find_known(text)  # raises an error with the known names
+    given = config.read_toml(folder / "task.toml") if (folder / "task.toml").is_file() else {}
+    return _open(folder.resolve().name, folder, given)
+
+
+def _open(name: str, folder: Path, given: dict[str, Any]) -> TaskData:
+    files: dict[str, Path] = {}
+    for split, stems in NAMES.items():
+        found = [folder / f"{stem}{end}" for stem in stems for end in (".jsonl", ".csv")]
+        if paths := [path for path in found if path.is_file()]:
+            files[split] = paths[0]
+        if len(paths) > 1:
+            raise DataError(f"{folder} has {paths[0].name} and {paths[1].name}; keep one of them")
+    if "train" not in files:
+        raise DataError(f"{folder} has no train.jsonl or train.csv; a task needs one, and may have dev and test")
+    first = next(rows_of(files["train"]), None)
+    if first is None:
+        raise DataError(f"{files['train']} has no rows; give at least one")
+    return TaskData(recognise(name, first, given), files)
+
+
+def rows_of(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a .jsonl or .csv file."""
+    try:
+        if path.suffix == ".csv":
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                yield from csv.DictReader(file)
+        else:
+            yield from read_rows(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read: {error!s:.80}; save it as UTF-8") from None

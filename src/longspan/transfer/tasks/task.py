@@ -1,0 +1,127 @@
+"""Task and Example: what a data set asks for, and one row of it.
+
+The kind of a task follows from the keys of its rows:
+
+    single      text, label
+    pair        premise, hypothesis, label    or    text_a, text_b, label
+    similarity  text_a, text_b, score
+    choice      premise, choice1, choice2, ..., label (the index of the right choice)
+    tags        words, tags
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from longspan import config
+from longspan.errors import ConfigError, DataError, UnknownNameError
+from longspan.transfer.metrics import METRICS
+
+Kind = Literal["single", "pair", "similarity", "choice", "tags"]
+Label = str | float | int | tuple[str, ...]
+DEFAULT_METRIC: dict[str, str] = {"similarity": "pearson", "tags": "entity-f1"}
+_PAIRS = (("premise", "hypothesis"), ("text_a", "text_b"))
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row. `texts` are the text, both texts, the premise and its choices, or the words of a sentence."""
+
+    texts: tuple[str, ...]
+    label: Label | None = None
+    """A class name, a score, the index of a choice, or a tag per word; None if unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """How rows become examples. A folder may state it in task.toml: `kind`, `texts`, `label`, `metrics`."""
+
+    name: str
+    kind: Kind
+    texts: tuple[str, ...]
+    """The keys of the texts in a row."""
+    label: str = "label"
+    metrics: tuple[str, ...] = ()
+    """The first one selects the best checkpoint. Default: accuracy, pearson or entity-f1."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise UnknownNameError("kind of task", self.kind, get_args(Kind))
+        object.__setattr__(self, "metrics", self.metrics or (DEFAULT_METRIC.get(self.kind, "accuracy"),))
+        for name in self.metrics:
+            if name not in METRICS:
+                raise UnknownNameError("metric", name, METRICS)
+        wanted = {"single": 1, "pair": 2, "similarity": 2, "tags": 1}.get(self.kind)
+        if len(self.texts) != wanted and (wanted is not None or len(self.texts) < 3):
+            raise ConfigError(
+                f"the task {self.name} has texts={config.shown(self.texts)}; kind={self.kind!r} needs "
+                f"{wanted or 'a premise and at least 2 choices'}"
+            )
+
+    @property
+    def metric(self) -> str:
+        return self.metrics[0]
+
+    def example(self, row: Mapping[str, Any], where: str, *, labelled: bool = True) -> Example:
+        """The example of a row. `where` names the file and line in errors."""
+        texts = tuple(_text(row, key, where, words=self.kind == "tags") for key in self.texts)
+        flat = texts[0] if self.kind == "tags" else texts
+        value = row.get(self.label)
+        if value is None or value == "":
+            if labelled:
+                raise DataError(f"{where} has no {self.label!r}; every row of this split needs one")
+            return Example(flat)
+        return Example(flat, self._label(value, len(flat), where))
+
+    def _label(self, value: Any, count: int, where: str) -> Label:
+        if self.kind == "tags":
+            tags = tuple(value.split()) if isinstance(value, str) else tuple(str(tag) for tag in value)
+            if len(tags) != count:
+                raise DataError(f"{where} has {count} words and {len(tags)} tags; give one tag per word")
+            return tags
+        try:
+            if self.kind == "similarity":
+                return float(value)
+            if self.kind == "choice":
+                if not 0 <= int(value) < len(self.texts) - 1:
+                    raise ValueError
+                return int(value)
+        except (TypeError, ValueError):
+            what = "a number" if self.kind == "similarity" else f"an index from 0 to {len(self.texts) - 2}"
+            raise DataError(f"{where} has {self.label}={value!r:.40}; give {what}") from None
+        return str(value)
+
+
+def _text(row: Mapping[str, Any], key: str, where: str, *, words: bool) -> Any:
+    value = row.get(key)
+    if words:
+        found = tuple(value.split()) if isinstance(value, str) else tuple(map(str, value or ()))
+        if not found:
+            raise DataError(f"{where} has no words under {key!r}; give a list, or words between spaces")
+        return found
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(f"{where} has no text under {key!r}; every row needs one")
+    return value
+
+
+def recognise(name: str, row: Mapping[str, Any], given: Mapping[str, Any]) -> Task:
+    """The task of rows like this one; `given` are the values of a task.toml."""
+    try:
+        return config.build(Task, {"name": name} | _shape(row) | dict(given))
+    except ConfigError as error:
+        shapes = "text; premise and hypothesis; text_a and text_b; premise, choice1, choice2; words and tags"
+        raise ConfigError(f"the task {name} is not recognised ({error}); its keys may be {shapes}, and label") from None
+
+
+def _shape(row: Mapping[str, Any]) -> dict[str, Any]:
+    choices = sorted((key for key in row if key.removeprefix("choice").isdigit()), key=lambda key: int(key[6:]))
+    if len(choices) > 1:
+        return {"kind": "choice", "texts": ["premise", *choices]}
+    for pair in _PAIRS:
+        if set(pair) <= set(row):
+            scored = "score" in row and "label" not in row
+            return {"kind": "similarity" if scored else "pair", "texts": pair} | ({"label": "score"} if scored else {})
+    for words in ("words", "tokens"):
+        if words in row and "tags" in row:
+            return {"kind": "tags", "texts": [words], "label": "tags"}
+    return {"kind": "single", "texts": ["text"]} if "text" in row else {}

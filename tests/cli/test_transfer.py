@@ -1,0 +1,47 @@
+"""`longspan finetune`, `predict`, `embed` and `evaluate-tasks`."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from tests.transfer.conftest import sentences, write
+
+from .conftest import Cli
+
+STEPS = ["--set", "training.steps=2", "--set", "training.batch=4", "--device", "cpu"]
+
+
+def test_finetune_predict_and_embed(cli: Cli, model: Path, tmp_path: Path) -> None:
+    write(tmp_path / "moods" / "train.jsonl", sentences(20, 1))
+    write(tmp_path / "moods" / "test.jsonl", sentences(4, 2))
+    done = cli("finetune", model, "--task", "moods", "--out", "run", *STEPS, "--json")
+    assert done.code == 0, done.err
+    assert done.json["metric"] == "accuracy"
+    assert 0 <= done.json["dev"] <= 1
+    assert 0 <= done.json["test"] <= 1
+    again = cli("finetune", model, "--task", "moods", "--out", "run", *STEPS, "--json")
+    again.refused("already contains a run", "--resume auto")
+    resumed = cli("finetune", model, "--task", "moods", "--out", "run", *STEPS, "--resume", "auto", "--json")
+    assert resumed.json == done.json
+    lines = cli("predict", "run", "-t", "a fine film", "-t", "a dull film").out.splitlines()
+    found = [json.loads(line) for line in lines]
+    assert [set(one["probabilities"]) for one in found] == [{"bad", "good"}] * 2
+    assert abs(sum(found[0]["probabilities"].values()) - 1) < 1e-6
+    assert len(cli("predict", "run", "--data", "moods/test.jsonl").out.splitlines()) == 4
+    assert cli("embed", model, "-t", "one", "-t", "three", "--layer", "1", "--out", "f.npy").code == 0
+    assert np.load("f.npy").shape == (2, 32)
+    # A fine-tuned model is still a language model.
+    assert cli("eval", "run", "--data", "moods/test.jsonl", "--json").code == 0
+
+
+def test_errors_are_one_sentence(cli: Cli, model: Path, tmp_path: Path) -> None:
+    cli("finetune", model, "--task", "sst3", "--out", "run").refused("sst3", "sst2")
+    cli("finetune", model, "--task", "sst2", "--out", "run").refused("sst2", "--from")
+    cli("finetune", model, "--task", "blimp", "--out", "run").refused("blimp", "evaluate-tasks")
+    cli("predict", model, "-t", "a").refused("finetune")
+    cli("predict", model).refused("m")
+    cli("embed", model, "--out", "f.npy").refused("--text")
+    cli("embed", model, "-t", "a", "--layer", "9", "--out", "f.npy").refused("9")
+    cli("evaluate-tasks", model, "--tasks", "glue").refused("glue")
+    cli("data", "get", "sst2", "--from", tmp_path).refused("sst2.tar.xz")

@@ -1,0 +1,137 @@
+"""GPT, GPT-2 and BERT of `transformers` with random weights: outputs, losses and gradients in float64."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from longspan.checkpoints.weights import fill, weights_of
+from longspan.interop.huggingface import KINDS, import_huggingface, make_model
+from longspan.models.bert import BERT
+
+transformers = pytest.importorskip("transformers")
+B, T, V = 2, 9, 29
+GPT = {
+    "vocab_size": V,
+    "n_positions": 12,
+    "n_embd": 16,
+    "n_layer": 2,
+    "n_head": 4,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+BERT_SHAPE = {"vocab_size": V, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
+BERT_SHAPE |= {"intermediate_size": 24, "max_position_embeddings": 12}
+
+
+def load(config: Any, theirs: Any) -> Any:
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.normal_(0, 0.3)
+    theirs.double().eval()
+    ours = make_model(config.to_dict(), theirs.state_dict(), "theirs", None).double().eval()
+    found = KINDS[config.model_type][1](theirs.state_dict(), config.num_hidden_layers)
+    fill(ours, {name: tensor for name, tensor in found.items() if name in weights_of(ours)}, "theirs")
+    return ours
+
+
+def compare_gradients(ours: Any, theirs: Any, kind: str) -> None:
+    grads = {name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}
+    expected = KINDS[kind][1](grads, 3)
+    compared = {name: p for name, p in ours.named_parameters() if name in expected and name != "head.biases.0"}
+    assert len(compared) > 30
+    for name, parameter in compared.items():
+        torch.testing.assert_close(parameter.grad, expected[name], msg=name)
+
+
+@pytest.mark.parametrize("kind", ["GPT2", "OpenAIGPT"])
+def test_gpt(kind: str) -> None:
+    config = getattr(transformers, f"{kind}Config")(**GPT)
+    theirs = getattr(transformers, f"{kind}LMHeadModel")(config)
+    ours = load(config, theirs)
+    ids = torch.randint(V, (B, T))
+    logits = theirs(ids).logits
+    torch.testing.assert_close(ours(ids)[0], logits)
+    loss = ours.losses(ids[:, :-1], ids[:, 1:])[0].mean()
+    # Their own loss is computed in float32.
+    expected = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    torch.testing.assert_close(loss, expected)
+    expected.backward()
+    loss.backward()
+    compare_gradients(ours, theirs, config.model_type)
+
+
+@pytest.fixture(scope="module")
+def bert() -> tuple[BERT, Any]:
+    config = transformers.BertConfig(**BERT_SHAPE)
+    theirs = transformers.BertForPreTraining(config)
+    return load(config, theirs), theirs
+
+
+def test_bert_pretraining(bert: tuple[BERT, Any]) -> None:
+    ours, theirs = bert
+    # Token 0 is their padding, whose embedding gets no gradient.
+    ids, targets = torch.randint(1, V, (B, T)), torch.randint(V, (B, T))
+    chosen, following = torch.rand(B, T) < 0.4, torch.tensor([0, 1])
+    segments = (torch.arange(T) > 4).long().expand(B, -1)
+    labels = torch.where(chosen, targets, -100)
+    found = theirs(ids, token_type_ids=segments, labels=labels, next_sentence_label=following)
+    losses, related = ours.pretraining_losses(ids, targets, segments, following)
+    loss = losses[chosen].mean() + related
+    torch.testing.assert_close(loss, found.loss)
+    found.loss.backward()
+    loss.backward()
+    compare_gradients(ours, theirs, "bert")
+
+
+def test_padding_of_bert_is_another_document(bert: tuple[BERT, Any]) -> None:
+    ours, theirs = bert
+    ids = torch.randint(V, (B, T))
+    attention = (torch.arange(T) < torch.tensor([[T], [5]])).long()
+    found = theirs.bert(ids, attention_mask=attention, output_hidden_states=True).hidden_states
+    starts = torch.zeros(B, T, dtype=torch.bool)
+    starts[1, 5] = True
+    hidden, _ = ours.encode(ids, None, starts)
+    for a, b in zip(hidden, found, strict=True):
+        torch.testing.assert_close(a[attention > 0], b[attention > 0])
+
+
+def test_what_is_hidden() -> None:
+    torch.manual_seed(1)
+    config = BERT.Config(vocabulary=1000, layers=1, width=8, heads=1, mask=1, classify=2, separator=3)
+    model = BERT(config)
+    tokens = torch.randint(4, 1000, (400, 120))
+    rows, following = model.make_pairs(tokens)
+    assert rows.shape == tokens.shape
+    assert 0.4 < following.float().mean() < 0.6
+    half = (120 - 3) // 2
+    torch.testing.assert_close(rows[:, 1 : 1 + half], tokens[:, :half])
+    own = following == 0
+    torch.testing.assert_close(rows[own, half + 2 : -1], tokens[own, half : 120 - 3])
+    assert (rows[:, [0]] == 2).all()
+    assert (rows[:, [half + 1, -1]] == 3).all()
+    hidden, chosen = model.hide(rows)
+    assert abs(chosen.float().mean().item() - 0.15 * 117 / 120) < 0.01
+    assert not chosen[:, [0, half + 1, -1]].any()
+    assert (hidden == rows)[~chosen].all()
+    shares = (hidden == 1)[chosen].float().mean().item(), (hidden == rows)[chosen].float().mean().item()
+    assert abs(shares[0] - 0.8) < 0.03
+    assert abs(shares[1] - 0.1) < 0.03
+    assert model.segments_of(rows)[0].tolist() == [0] * (half + 2) + [1] * (120 - half - 2)
+
+
+def test_a_folder_is_imported(tmp_path: Any) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {word: k for k, word in enumerate(["[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxy"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    theirs = transformers.BertForPreTraining(transformers.BertConfig(**BERT_SHAPE)).eval()
+    theirs.save_pretrained(tmp_path)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    model, found = import_huggingface(tmp_path)
+    assert (model.config.mask, model.config.classify, model.config.separator) == (3, 1, 2)
+    ids = torch.from_numpy(found.encode("a b c").astype("int64"))[None]
+    with torch.no_grad():
+        expected = theirs.bert(ids).last_hidden_state
+        torch.testing.assert_close(model.eval().encode(ids)[0][-1], expected, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,155 @@
+"""Fine-tuning: it learns, resumes exactly, chooses on dev, and reads test once."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from longspan.checkpoints.model_folder import load_model
+from longspan.errors import ConfigError
+from longspan.training.depth import depths, rate_factors, unfreeze
+from longspan.training.observer import Observer
+from longspan.training.processes import ALONE
+from longspan.training.recipe import TrainingConfig
+from longspan.training.schedules import lr_factor
+from longspan.transfer import finetune as module
+from longspan.transfer.batches import ExampleBatches
+from longspan.transfer.finetune import finetune, finetune_once, resolve, watchers
+from longspan.transfer.formats import Sequences
+from longspan.transfer.predict import Ensemble, load_predictor
+from longspan.transfer.tasks import TaskData, open_task
+
+FAST = ["model.pooling=concat", "training.batch=6", "training.lr=8e-3"]
+FAST += ["training.validate_every=21", "training.segment=64"]
+
+
+@pytest.fixture(scope="module")
+def finished(base: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("run") / "moods"
+    result = finetune(base, folder, out, overrides=FAST, epochs=7, device="cpu")
+    return out, result.summary()
+
+
+def test_it_learns(finished: tuple[Path, dict[str, Any]]) -> None:
+    out, summary = finished
+    assert summary["metric"] == "accuracy"
+    assert summary["test"] > 0.8
+    best = load_predictor(out)
+    labels = [p.label for p in best.predict(best_examples(out))]
+    assert labels == ["good", "bad"]
+    scores = [json.loads(line)["metrics"]["accuracy"] for line in (out / "validation.jsonl").read_text().splitlines()]
+    assert summary["dev"] == max(scores)
+
+
+def best_examples(out: Path) -> list[Any]:
+    task = load_predictor(out).task
+    texts = ("it was a lovely film", "it was a dull film")
+    return [task.example({"text": text}, "here", labelled=False) for text in texts]
+
+
+def test_test_is_read_once(
+    finished: tuple[Path, dict[str, Any]], base: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, summary = finished
+    monkeypatch.setattr(TaskData, "test", lambda self: pytest.fail("read twice"))
+    again = finetune(base, folder, out, overrides=FAST, epochs=7, resume="auto", device="cpu")
+    assert again.summary() == summary
+
+
+class StopAt(Observer):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def after_step(self, trainer: Any) -> None:
+        if trainer.step == self.step:
+            raise InterruptedError
+
+
+def test_a_killed_run_resumes_exactly(base: Path, folder: Path, tmp_path: Path) -> None:
+    """With dropout, batch norm, gradual unfreezing and discriminative rates: the weights are equal to the last bit."""
+    loaded, data = load_model(base), open_task(folder)
+    sets = [
+        *FAST,
+        "training.save_every=6",
+        "model.hidden=6",
+        "model.dropout=0.3",
+        "training.layer_decay=0.5",
+        "training.unfreeze_every=4",
+    ]
+    recipe = resolve(loaded, data, overrides=[*sets, "training.steps=14"], task=str(folder))
+    finetune_once(recipe, data, tmp_path / "a", loaded.tokenizer)
+    stopping = [StopAt(9), *watchers(recipe, data, tmp_path / "b", ALONE)]
+    with pytest.raises(InterruptedError):
+        finetune_once(recipe, data, tmp_path / "b", loaded.tokenizer, observers=stopping)
+    finetune_once(recipe, data, tmp_path / "b", loaded.tokenizer, resume="auto")
+    a, b = (load_model(tmp_path / run / "checkpoint-14").model.state_dict() for run in "ab")
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert any(name.endswith("running_mean") and a[name].abs().sum() > 0 for name in a)
+
+
+def test_several_seeds_have_a_mean_and_a_deviation(base: Path, folder: Path, tmp_path: Path) -> None:
+    sets = [*FAST, "training.steps=3"]
+    summary = finetune(base, folder, tmp_path / "r", overrides=sets, seeds=2, device="cpu", from_scratch=True).summary()
+    a, b = summary["dev_per_seed"]
+    assert summary["dev"] == pytest.approx((a + b) / 2)
+    assert summary["dev_std"] == pytest.approx(abs(a - b) / 2**0.5)
+    assert {path.name for path in (tmp_path / "r").iterdir()} == {"seed-1", "seed-2"}
+
+
+def test_changed_examples_cannot_be_resumed(
+    finished: tuple[Path, dict[str, Any]], base: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, _ = finished
+    with pytest.raises(ConfigError, match="seed"):
+        finetune(base, folder, out, overrides=FAST, epochs=8, seeds=[7], resume="auto", device="cpu")
+    monkeypatch.setattr(module, "read_result", lambda out: None)
+    with pytest.raises(ConfigError, match="seeds"):
+        finetune(base, folder, out, seeds=0)
+
+
+def test_the_order_of_examples_depends_on_seed_and_pass_only() -> None:
+    import numpy as np
+
+    examples = [Sequences((np.arange(1 + k % 5),), np.empty(0, np.int64), (k % 2,)) for k in range(11)]
+
+    def batches() -> ExampleBatches:
+        return ExampleBatches(examples, 4, 3, "f", "x")
+
+    first, second = batches(), batches()
+    taken = [first.next(1) for _ in range(7)]
+    for _ in range(4):
+        second.next(1)
+    third = batches()
+    third.load_state_dict(second.state_dict())
+    for k in range(4, 7):
+        np.testing.assert_array_equal(third.next(1).tokens, taken[k].tokens)
+    assert sorted(set(first.order().ravel().tolist())) == list(range(11))
+
+
+def test_ulmfit_by_the_papers_formulas(base: Path) -> None:
+    config = TrainingConfig(steps=1000, schedule="slanted-triangular")
+    cut, ratio = 100, 32
+    for t in (0, 1, 50, 99, 100, 101, 550, 999):
+        p = t / cut if t < cut else 1 - (t - cut) / (cut * (1 / 0.1 - 1))
+        assert lr_factor(config, t, t / 1000) == pytest.approx((1 + p * (ratio - 1)) / ratio)
+    model = load_model(base).model
+    factors = rate_factors(model, 1 / 2.6)
+    assert factors["layers.1.query.weight"] == pytest.approx(factors["layers.0.query.weight"] * 2.6)
+    assert factors["embedding.tables.0"] == pytest.approx(2.6**-3)
+    for step, lowest in ((0, 3), (3, 3), (4, 2), (8, 1), (12, 0), (99, 0)):
+        unfreeze(model, 4, step)
+        frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+        assert frozen == {name for name, depth in depths(model).items() if depth < lowest}
+
+
+def test_an_ensemble_is_the_mean_of_its_members(finished: tuple[Path, dict[str, Any]], folder: Path) -> None:
+    member, other = load_predictor(finished[0]), load_predictor(finished[0])
+    with torch.no_grad():
+        other.model.classifier[-1].bias.add_(torch.tensor([3.0, 0.0]))
+    examples = open_task(folder).dev
+    found = Ensemble([member, other]).predict(examples)
+    for one, a, b in zip(found, member.predict(examples), other.predict(examples), strict=True):
+        assert one.probabilities[1] == pytest.approx((a.probabilities[1] + b.probabilities[1]) / 2)
+        assert one.label == ("good" if one.probabilities[1] > 0.5 else "bad")

@@ -1,0 +1,72 @@
+"""Likelihoods against the model's own losses; features against its hidden states."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+import longspan
+from longspan.errors import ConfigError
+from longspan.text_model import TextModel
+from longspan.transfer.embed import embed, save_features
+from longspan.transfer.likelihood import blimp, copa, lambada, likelihoods
+
+LONG = "It was late, and the lamp was out. " * 3
+
+
+def test_likelihoods_are_sums_of_losses(model: TextModel) -> None:
+    pairs = [("", "a cat"), (LONG, " and so on"), ("x", "y")]
+    for found, (context, continuation) in zip(likelihoods(model, pairs), pairs, strict=True):
+        losses = model.score(f"\n{context}{continuation}").losses
+        assert found.log_probability == pytest.approx(-float(losses[-len(continuation) :].sum()), abs=1e-3)
+
+
+def test_a_model_without_memory_reads_a_segment() -> None:
+    model = longspan.init("vanilla", layers=1, width=16, heads=2, reading={"segment": 8}, device="cpu")
+    (found,) = likelihoods(model, [("one two three four ", "five")])
+    assert found.log_probability == pytest.approx(-float(model.score("four five").losses[-4:].sum()), abs=1e-4)
+
+
+def test_greedy(model: TextModel) -> None:
+    context = "late"
+    state = model.model.initial_state(1, trainable=False)
+    tokens = torch.tensor([list(f"\n{context}".encode())])
+    with torch.no_grad():
+        likely = model.model(tokens, state)[0][0, -1].argmax().item()
+    right, wrong = likelihoods(model, [(context, chr(likely)), (context, chr(likely ^ 1))])
+    assert (right.greedy, wrong.greedy) == (True, False)
+
+
+def test_tasks_by_hand(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"good": "ab", "bad": "abcdefghij", "paradigm": "p"}, {"good": "abcdefghij", "bad": "ab", "paradigm": "q"}]
+    rows.append({"good": "ab", "bad": "ab", "paradigm": "q"})
+    # Longer texts are less probable.
+    assert blimp(model, rows)["paradigms"] == {"p": 1.0, "q": 0.25}
+    assert blimp(model, rows)["accuracy"] == 0.625
+    questions = [{"premise": "a", "choice1": "bcdefghij", "choice2": "b", "label": 1}] * 2
+    assert copa(model, questions)["accuracy"] == 1.0
+    passages = [{"text": "one two", "target": "three"}, {"text": "a", "target": "b"}]
+    nats = [-one.log_probability for one in likelihoods(model, [("one two", " three"), ("a", " b")])]
+    assert lambada(model, passages)["perplexity"] == pytest.approx(math.exp(sum(nats) / 2))
+
+
+def test_features_of_layers(model: TextModel, tmp_path: Path) -> None:
+    hidden = model.hidden_states(LONG)
+    for layer, wanted in (("0", hidden[0]), ("last", hidden[-1]), ("-2", hidden[-2]), ("sum", hidden[1] + hidden[2])):
+        np.testing.assert_allclose(embed(model, [LONG], layer, "none")[0], wanted.numpy(), atol=1e-5)
+        np.testing.assert_allclose(embed(model, [LONG], layer, "mean")[0], wanted.numpy().mean(0), atol=1e-5)
+    save_features(tmp_path / "f.npy", embed(model, ["a", "bc"]))
+    assert np.load(tmp_path / "f.npy").shape == (2, 32)
+    save_features(tmp_path / "f.safetensors", embed(model, ["a", "bc"], pooling="none"))
+    assert {name: array.shape for name, array in load_file(tmp_path / "f.safetensors").items()} == {
+        "0": (1, 32),
+        "1": (2, 32),
+    }
+    for bad in ({"layer": "9"}, {"layer": "lats"}, {"pooling": "max"}):
+        with pytest.raises(ConfigError):
+            embed(model, ["a"], **bad)
+    with pytest.raises(ConfigError, match="npz"):
+        save_features(tmp_path / "f.npz", [np.zeros(2, np.float32)])

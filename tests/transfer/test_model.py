@@ -1,0 +1,175 @@
+"""TaskModel: a document can be cut anywhere, padding has no effect, and losses are those of the formulas."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from longspan.config import plain
+from longspan.contract import LanguageModel
+from longspan.reading import Reading
+from longspan.tokenizers import ByteTokenizer
+from longspan.transfer.batches import collate
+from longspan.transfer.features import ScalarMix, combine
+from longspan.transfer.formats import Format
+from longspan.transfer.heads import Pool
+from longspan.transfer.model import TaskConfig, TaskModel
+from longspan.transfer.predict import Predictor
+from longspan.transfer.tasks import Example
+from tests.support import build
+
+BASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "transformer-xl": ("transformer-xl", {"heads": 2, "inner": 24, "memory": 40, "segment": 8}),
+    "same-length": ("transformer-xl", {"heads": 2, "inner": 24, "memory": 6, "same_length": True, "segment": 8}),
+    "longspan-xl": ("longspan-xl", {"heads": 2, "inner": 24, "memory": 40, "segment": 8}),
+    "awd-lstm": ("awd-lstm", {"segment": 8}),
+}
+
+
+def wrap(base: LanguageModel, name: str, **values: Any) -> TaskModel:
+    torch.manual_seed(1)
+    model = TaskModel(TaskConfig(base_family=name, base=plain(base.config), **values)).to(torch.float64)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3)
+    model.reading = base.reading
+    return model.eval()
+
+
+def make(name: str, **values: Any) -> TaskModel:
+    family, shape = BASES[name]
+    return wrap(build(family, {"vocabulary": 256, "layers": 2, "width": 16} | shape), family, **values)
+
+
+def read(model: TaskModel, tokens: torch.Tensor, cuts: list[int]) -> torch.Tensor:
+    state = model.open_document(len(tokens))
+    for begin, end in zip([0, *cuts], [*cuts, tokens.shape[1]], strict=True):
+        state = model.read(tokens[:, begin:end], state)
+    return model.document_scores(state)
+
+
+@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize("pooling", ["last", "mean", "concat"])
+def test_a_document_can_be_cut_anywhere(name: str, pooling: str) -> None:
+    model = make(name, pooling=pooling, labels=("a", "b", "c"))
+    tokens = torch.randint(256, (3, 31))
+    whole = read(model, tokens, [8, 16, 24])
+    for cuts in ([], [1, 2, 30], [13], [5, 6, 20, 29]):
+        torch.testing.assert_close(read(model, tokens, cuts), whole)
+    # Rows can be reordered and reset in the middle of a document.
+    state = model.read(tokens[:, :13], model.open_document(3)).rows([2, 0, 1]).reset(torch.tensor([True, False, False]))
+    after = model.document_scores(model.read(tokens[[2, 0, 1], 13:], state))
+    torch.testing.assert_close(after[1:], whole[[0, 1]])
+    torch.testing.assert_close(after[:1], read(model, tokens[2:, 13:], [])[:1])
+
+
+@pytest.mark.parametrize("name", ["transformer-xl", "awd-lstm"])
+def test_padding_and_other_documents_have_no_effect(name: str) -> None:
+    model = make(name, pooling="concat")
+    tokens = torch.randint(256, (2, 20))
+    valid = torch.arange(20) < torch.tensor([[20], [11]])
+    found, _ = model.scores(tokens, valid)
+    alone, _ = model.scores(tokens[1:, :11], valid[1:, :11])
+    torch.testing.assert_close(found[1:], alone)
+
+
+def test_pooling_by_hand() -> None:
+    h, valid = torch.tensor([[[1.0], [5.0], [-2.0]], [[-4.0], [9.0], [9.0]]]), torch.tensor([[1, 1, 1], [1, 0, 0]]) > 0
+    pool = Pool.empty(2, 1, h).add(h[:, :1], valid[:, :1], first=False).add(h[:, 1:], valid[:, 1:], first=False)
+    torch.testing.assert_close(pool.vector("concat"), torch.tensor([[-2.0, 5.0, 4 / 3], [-4.0, -4.0, -4.0]]))
+    first = Pool.empty(2, 1, h).add(h[:, :1], valid[:, :1], first=True).add(h[:, 1:], valid[:, 1:], first=True)
+    assert first.vector("last").tolist() == [[1.0], [-4.0]]
+
+
+def batch(model: TaskModel, examples: list[Example]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    layout = Format(ByteTokenizer(), model.config.kind, model.config.labels, model)
+    made = collate(layout.encode(examples))
+    return tuple(torch.from_numpy(array) for array in (made.tokens, made.targets, made.starts))
+
+
+def loss(model: TaskModel, examples: list[Example]) -> torch.Tensor:
+    tokens, targets, starts = batch(model, examples)
+    return model.training_loss(tokens, targets, None, 0.0, starts)[0]
+
+
+def alone(model: TaskModel, text: str) -> torch.Tensor:
+    tokens = torch.tensor([list(text.encode())])
+    return model.scores(tokens, torch.ones_like(tokens, dtype=torch.bool))[0][0].float()
+
+
+def test_the_loss_of_classes() -> None:
+    model = make("transformer-xl", labels=("a", "b"))
+    found = loss(model, [Example(("one two",), "b"), Example(("three",), "a")])
+    scores = torch.stack([alone(model, "one two\n"), alone(model, "three\n")])
+    torch.testing.assert_close(found, F.cross_entropy(scores, torch.tensor([1, 0])))
+
+
+def test_the_loss_of_a_similarity_sums_both_orders() -> None:
+    model = make("transformer-xl", kind="similarity", labels=(), low=1.0, high=5.0)
+    found = loss(model, [Example(("one", "three"), 4.0)])
+    bias = model.classifier[-1].bias.float()
+    predicted = alone_pool(model, "one\nthree\n") + alone_pool(model, "three\none\n") - bias
+    torch.testing.assert_close(found, ((predicted - 0.75) ** 2).mean())
+
+
+def alone_pool(model: TaskModel, text: str) -> torch.Tensor:
+    tokens = torch.tensor([list(text.encode())])
+    return read(model, tokens, list(range(8, tokens.shape[1], 8)))[0].float()
+
+
+def test_the_loss_of_a_choice_compares_the_choices() -> None:
+    model = make("transformer-xl", kind="choice", labels=())
+    found = loss(model, [Example(("so", "one", "three"), 1)])
+    scores = torch.cat([alone_pool(model, "so\none\n"), alone_pool(model, "so\nthree\n")])
+    torch.testing.assert_close(found, F.cross_entropy(scores[None], torch.tensor([1])))
+
+
+def test_the_loss_of_tags_and_of_the_language_model() -> None:
+    model = make("transformer-xl", kind="tags", labels=("O", "X"), lm_weight=0.5)
+    found = loss(model, [Example(("ab", "c"), ("X", "O")), Example(("d",), ("O",))])
+    first, second = torch.tensor([list(b" ab c\n ab c\n")]), torch.tensor([list(b" d\n d\n")])
+    tags, lm, count = [], torch.zeros(()), 0
+    for tokens, marks in ((first, [8, 10]), (second, [4])):
+        scores = model.scores(tokens, torch.ones_like(tokens, dtype=torch.bool))[0][0]
+        tags.append(scores[marks].float())
+        state = model.initial_state(1, Reading(segment=64, memory=64))
+        lm = lm + model.base.losses(tokens[:, :-1], tokens[:, 1:], state)[0].sum()
+        count += tokens.shape[1] - 1
+    expected = F.cross_entropy(torch.cat(tags), torch.tensor([1, 0, 0])) + 0.5 * lm / count
+    torch.testing.assert_close(found.double(), expected.double(), atol=1e-6, rtol=1e-6)
+
+
+def test_combinations_of_layers() -> None:
+    hidden = tuple(torch.full((1, 1, 2), float(k)) for k in range(6))
+    expected = {"embedding": 0, "last": 5, "second-to-last": 4, "sum": 15, "sum-last-four": 14}
+    for how, value in expected.items():
+        assert combine(hidden, how).tolist() == [[[value, value]]]
+    assert combine(hidden, "concat-last-four").tolist() == [[[2, 2, 3, 3, 4, 4, 5, 5]]]
+    mix = ScalarMix(6)
+    with torch.no_grad():
+        mix.scores.copy_(torch.tensor([0.0, 0, 0, 0, 0, 1]))
+        mix.gamma.fill_(2.0)
+    e = torch.e
+    assert mix(hidden)[0, 0, 0].item() == pytest.approx(2 * (0 + 1 + 2 + 3 + 4 + 5 * e) / (5 + e))
+
+
+def test_a_frozen_model_trains_the_classifier_only() -> None:
+    model = make("awd-lstm", frozen=True, features="mix").train()
+    assert not model.base.training
+    loss(model, [Example(("one",), "0"), Example(("two",), "1")]).backward()
+    trained = {name.split(".")[0] for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert trained == {"classifier", "mix"}
+
+
+def test_a_crf_tagger_ignores_padding_and_decodes_what_it_scores_best() -> None:
+    model = make("awd-lstm", kind="tags", labels=("O", "X", "Y"), crf=5, features="mix")
+    examples = [Example(("ab", "c", "de"), ("X", "O", "Y")), Example(("d",), ("O",))]
+    together = loss(model, examples)
+    first, second = (loss(model, [example]) for example in examples)
+    torch.testing.assert_close(together, (3 * first + second) / 4)
+    for example, found in zip(examples, Predictor(model, ByteTokenizer()).predict(examples), strict=True):
+        every = itertools.product(model.config.labels, repeat=len(example.texts))
+        losses = {tags: loss(model, [Example(example.texts, tags)]).item() for tags in every}
+        assert found.label == min(losses, key=losses.__getitem__)

@@ -11,7 +11,9 @@ from longspan.errors import ConfigError
 try:
     import transformers
 except ImportError:
-    raise ConfigError("longspan.hf needs the package `transformers`; install it with: pip install longspan[hf]") from None
+    raise ConfigError(
+        "longspan.hf needs the package `transformers`; install it with: pip install longspan[hf]"
+    ) from None
 
 from longspan.interop.hf.cache import StateCache
 from longspan.interop.hf.config import LongspanConfig

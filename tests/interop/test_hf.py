@@ -25,6 +25,7 @@ import longspan.hf as hf
 from longspan.interop.hf.tokenizer import convert_tokenizer
 
 PAD = VOCABULARY  # outside the vocabulary: padding is never read
+ONE_PER_FAMILY = list({chosen: name for name, (chosen, _) in reversed(ALL.items()) if chosen in BUILT_IN}.values())
 COVERING = ["longspan", "pointer", "rotary", "lstm", "compressive-covering", "learned", "memory-0"]
 
 
@@ -51,7 +52,7 @@ def test_losses_equal_ours(name: str) -> None:
     np.testing.assert_allclose(losses.numpy(), ours.losses, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", ONE_PER_FAMILY)
 @torch.no_grad()
 def test_padding_does_not_change_logits_losses_or_the_state(name: str) -> None:
     """Rows of unequal length, also longer than a segment, then further tokens one at a time."""
@@ -80,15 +81,13 @@ def test_generate_with_the_cache_equals_generate_without(name: str) -> None:
     """Greedy, beam search and a left-padded batch; without a cache, every step reads the complete text."""
     model = converted(name, torch.float64)
     ids, mask = left_padded([stream(1, 7, 1)[0][0], stream(1, 4, 2)[0][0]])
-    for options in ({}, {"num_beams": 3}):
+    for options in ({"do_sample": False}, {"num_beams": 3, "do_sample": False}):
         texts = [
-            model.generate(
-                ids, attention_mask=mask, max_new_tokens=5, do_sample=False, pad_token_id=PAD, use_cache=cache, **options
-            )
+            model.generate(ids, attention_mask=mask, max_new_tokens=5, pad_token_id=PAD, use_cache=cache, **options)
             for cache in (True, False)
         ]
         assert torch.equal(*texts), options
-        if not options:
+        if "num_beams" not in options:
             assert texts[0][0, 7:].tolist() == _greedy(model.model, ids[0].tolist(), 5)
 
 

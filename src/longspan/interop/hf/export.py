@@ -49,9 +49,7 @@ class HfExport:
     dtype: str
 
 
-def convert(
-    model: LanguageModel, tokenizer: Tokenizer
-) -> tuple[LongspanForCausalLM, "PreTrainedTokenizerBase"]:
+def convert(model: LanguageModel, tokenizer: Tokenizer) -> tuple[LongspanForCausalLM, "PreTrainedTokenizerBase"]:
     """A model and its tokenizer as those of `transformers`. The weights are shared."""
     made = convert_tokenizer(tokenizer)
     converted = LongspanForCausalLM.of(model, eos_token_id=made.eos_token_id)

@@ -17,6 +17,7 @@ from longspan.interop.hf.cache import StateCache
 from longspan.interop.hf.modeling import LongspanForCausalLM
 from longspan.shapes import Tensor
 
+Ids = NDArray[Any] | Sequence[int]
 _MEMORY = "memory.safetensors"
 
 
@@ -28,7 +29,7 @@ class StreamDataset(Dataset[dict[str, Tensor]]):
     last items of a pass may be shorter.
     """
 
-    def __init__(self, ids: NDArray[Any] | Sequence[int], rows: int, segment: int, starts: Sequence[int] = ()) -> None:
+    def __init__(self, ids: Ids, rows: int, segment: int, starts: Ids = ()) -> None:
         if segment < 1:
             raise ConfigError(f"segment={segment} must be at least 1")
         self.streams = BatchStreams(np.asarray(ids), np.asarray(starts, np.int64), rows)
@@ -59,7 +60,9 @@ class MemoryTrainer(Trainer):
         if not isinstance(self.model, LongspanForCausalLM):
             raise ConfigError(f"MemoryTrainer trains a LongspanForCausalLM, not a {type(self.model).__name__}")
         if self.args.n_gpu > 1:
-            raise ConfigError(f"MemoryTrainer needs one process per GPU, and this one has {self.args.n_gpu}; use torchrun")
+            raise ConfigError(
+                f"MemoryTrainer needs one process per GPU, and this one has {self.args.n_gpu}; use torchrun"
+            )
         self.label_names = ["targets"]
         self.memory: StateCache | None = None
         self.evaluation_memory: StateCache | None = None
@@ -94,12 +97,19 @@ class MemoryTrainer(Trainer):
             memory = self._load_memory(self._resumed_from)
         if model.training:
             inputs = {**inputs, "progress": self.state.global_step / max(self.state.max_steps, 1)}
+            if memory is None or bool(inputs["starts"][:, 0].all()):
+                memory, inputs["starts"] = self._empty_memory(len(inputs["starts"])), _after_the_first(inputs["starts"])
         outputs = model(**inputs, past_key_values=memory, use_cache=True)
         if model.training:
             self.memory = outputs.past_key_values
         else:
             self.evaluation_memory = outputs.past_key_values
         return (outputs.loss, outputs) if return_outputs else outputs.loss
+
+    def _empty_memory(self, rows: int) -> StateCache:
+        """Caches of their final size, as in longspan's own loop: `compressive` compresses blocks of their positions."""
+        model: Any = self.accelerator.unwrap_model(self.model)
+        return StateCache(model.model.initial_state(rows, filled=True, trainable=True))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         self.memory = self._resumed_from = None
@@ -132,3 +142,8 @@ class MemoryTrainer(Trainer):
         model: Any = self.accelerator.unwrap_model(self.model)
         state, _ = load_state(path, model.model, model_hash="")
         return StateCache(state.to(self.args.device))
+
+
+def _after_the_first(starts: Tensor) -> Tensor:
+    """The starts without those at the first token, where all rows begin with an empty memory."""
+    return torch.cat([torch.zeros_like(starts[:, :1]), starts[:, 1:]], dim=1)

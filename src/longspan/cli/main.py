@@ -23,6 +23,7 @@ from longspan.cli import (
     figures,
     generate,
     init,
+    lm_eval,
     recipes,
     recl,
     report,
@@ -65,6 +66,7 @@ app.command("import")(convert.import_model)
 app.command("export")(export.export)
 app.command("train")(train.train)
 app.command("eval")(evaluate.evaluate)
+app.command("lm-eval")(lm_eval.lm_eval)
 app.command("generate")(generate.generate)
 app.command("demo")(demo.demo)
 app.command("recl")(recl.recl)

@@ -1,6 +1,8 @@
 """longspan models in `transformers`: losses, padding, generation, saving."""
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +28,14 @@ from longspan.interop.hf.tokenizer import convert_tokenizer
 
 PAD = VOCABULARY  # outside the vocabulary: padding is never read
 ONE_PER_FAMILY = list({chosen: name for name, (chosen, _) in reversed(ALL.items()) if chosen in BUILT_IN}.values())
-COVERING = ["longspan", "pointer", "rotary", "lstm", "compressive-covering", "learned", "memory-0"]
+FEW = {"pointer", "adaptive", "lstm", "compressive-mean", "learned", "same-length-clamp"}
+COVERING = ["longspan", "pointer", "lstm", "learned"]
+
+
+def most_in_torture(names: Iterable[str], fast: Iterable[str]) -> list[Any]:
+    """`make torture` runs all variants, the suite those in `fast`."""
+    chosen = set(fast)
+    return [name if name in chosen else pytest.param(name, marks=pytest.mark.torture) for name in names]
 
 
 def converted(name: str, dtype: torch.dtype = torch.float32) -> hf.LongspanForCausalLM:
@@ -39,7 +48,7 @@ def left_padded(rows: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, (ids != PAD).long()
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", most_in_torture(ALL, {*ONE_PER_FAMILY, *FEW}))
 @torch.no_grad()
 def test_losses_equal_ours(name: str) -> None:
     """In float32, for a text of several segments: with memory as a stream, without one with a sliding window."""
@@ -52,7 +61,7 @@ def test_losses_equal_ours(name: str) -> None:
     np.testing.assert_allclose(losses.numpy(), ours.losses, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ONE_PER_FAMILY)
+@pytest.mark.parametrize("name", most_in_torture(ALL, FEW))
 @torch.no_grad()
 def test_padding_does_not_change_logits_losses_or_the_state(name: str) -> None:
     """Rows of unequal length, also longer than a segment, then further tokens one at a time."""

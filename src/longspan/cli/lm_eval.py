@@ -5,7 +5,17 @@ from typing import Annotated
 
 import typer
 
-from longspan.cli.options import DeviceName, DtypeName, Json, ModelOrBundled, Threads, machine, note_bundled, print_json, print_rows
+from longspan.cli.options import (
+    DeviceName,
+    DtypeName,
+    Json,
+    ModelOrBundled,
+    Threads,
+    machine,
+    note_bundled,
+    print_json,
+    print_rows,
+)
 from longspan.cli.reading_options import Clamp, Memory, SameLength, Segment, given_settings
 
 

@@ -33,6 +33,8 @@ from longspan.tokenizers import Tokenizer, tokenizer_from_dict
 
 GRAPH, TOKENIZER = "step.onnx", "tokenizer.json"
 _OPSET = 18
+_TOLERANCE = 1e-4
+"""Largest difference of a logit, relative to the largest logit."""
 
 
 class Step(nn.Module):
@@ -60,6 +62,9 @@ class PlainOperators(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.rms_norm:
             return _rms_norm(*args, **(kwargs or {}))
+        if func is torch.logaddexp:
+            a, b = args
+            return torch.maximum(a, b) + (-(a - b).abs()).exp().log1p()
         return func(*args, **(kwargs or {}))
 
 
@@ -83,7 +88,7 @@ def export_onnx(
 ) -> OnnxExport:
     """Write a folder with one decoding step in float32 (step.onnx) and the tokenizer."""
     out = Path(out)
-    require("onnx", "onnxscript")
+    require("onnx", "onnxruntime")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not empty; choose a new folder")
     found = find_model(model_path(model))
@@ -107,6 +112,17 @@ def write_step(model: LanguageModel, path: Path, *, batch: int = 1) -> Step:
         )
     # In eval mode as a whole, because the exporter sets all parts to the mode of the outer module.
     step = Step(model, batch).eval()
+    try:
+        _trace(step, path, batch)
+        _check(step, path, batch)
+    except (torch.onnx.errors.OnnxExporterError, RuntimeError) as error:
+        path.unlink(missing_ok=True)
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"{name_of(model)} cannot be exported to ONNX: {reason}; export it with --to hf") from None
+    return step
+
+
+def _trace(step: Step, path: Path, batch: int) -> None:
     tensors = list(step.empty.tensors().values())
     with warnings.catch_warnings(), torch.no_grad(), PlainOperators(), forced("reference"):
         warnings.simplefilter("ignore")  # shapes are constants of the graph on purpose
@@ -119,7 +135,22 @@ def write_step(model: LanguageModel, path: Path, *, batch: int = 1) -> Step:
             opset_version=_OPSET,
             dynamo=False,
         )
-    return step
+
+
+def _check(step: Step, path: Path, batch: int) -> None:
+    """A few steps of the graph equal those of the model: the exporter loses some operations without an error."""
+    session = require("onnxruntime").InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    used = {each.name for each in session.get_inputs()}
+    state = list(step.empty.tensors().values())
+    for number in range(4):
+        tokens = torch.full((batch, 1), (7 * number + 1) % step.model.config.vocabulary)
+        feed = {"tokens": tokens, **dict(zip(step.names, state, strict=True))}
+        found = session.run(["logits"], {name: tensor.numpy() for name, tensor in feed.items() if name in used})[0]
+        with torch.no_grad():
+            logits, *state = step(tokens, *state)
+        worst = float((logits - torch.from_numpy(found)).abs().max())
+        if not worst <= _TOLERANCE * max(1.0, float(logits.abs().max())):
+            raise RuntimeError(f"logits of the graph differ by {worst:.2g} after {number + 1} steps")
 
 
 class OnnxModel:

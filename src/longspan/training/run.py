@@ -35,6 +35,7 @@ from longspan.training.observers.early_stop import EarlyStop
 from longspan.training.observers.metrics import Metrics
 from longspan.training.observers.progress import Progress, print_line
 from longspan.training.observers.tensorboard import TensorBoard
+from longspan.training.observers.trackers import check_trackers, make_tracker
 from longspan.training.observers.validation import Validate
 from longspan.training.preflight import preflight
 from longspan.training.processes import ALONE, Processes, joined, own_device, restarted
@@ -191,8 +192,11 @@ def train(
     resume: str | None = None,
     device: torch.device | str = "cpu",
     observers: Sequence[Observer] | None = None,
+    track: Sequence[str] = (),
 ) -> Outcome:
-    """Train in the folder `out` until the recipe's limit. `resume` is 'auto', or the path of a checkpoint or a run."""
+    """Train in the folder `out` until the recipe's limit. `resume` is 'auto', or the path of a checkpoint or a run.
+    `track` names trackers that get the metrics too: wandb, mlflow."""
+    check_trackers(track)
     device = own_device(torch.device(device))
     out = Path(out)
     check_outside_data(out, recipe.data)
@@ -207,7 +211,7 @@ def train(
         asked = recipe
         text = processes.in_turn(lambda: open_text(asked, "train", *own))
         if observers is None:
-            observers = processes.in_turn(lambda: default_observers(asked, out, text, processes))
+            observers = processes.in_turn(lambda: default_observers(asked, out, text, processes, track))
         watching = list(observers)
         recipe, trainer = make_trainer(asked, text, device, watching, processes, resumed=start is not None)
         where = f"{processes.size} x {device.type}" if processes.size > 1 else device
@@ -255,7 +259,9 @@ def _fix(out: Path) -> str:
     return "check that text, or start in another folder with a lower training.lr"
 
 
-def default_observers(recipe: Recipe, out: Path, text: Encoded, processes: Processes = ALONE) -> list[Observer]:
+def default_observers(
+    recipe: Recipe, out: Path, text: Encoded, processes: Processes = ALONE, track: Sequence[str] = ()
+) -> list[Observer]:
     """The observers of a recipe in call order. Checkpoints come last, because they save the others' facts. Only the
     first process prints and writes metrics."""
     training = recipe.training
@@ -267,6 +273,7 @@ def default_observers(recipe: Recipe, out: Path, text: Encoded, processes: Proce
 
     if processes.is_first:
         observers += [Metrics(out), TensorBoard(out), Progress(describe_all(text, opened))]
+        observers += [make_tracker(name, out) for name in track]
     if training.validate_every:
         held_out = opened("valid")
         if len(held_out) < 2:

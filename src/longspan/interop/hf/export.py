@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MODULE = "longspan_model"
-_CODE = '''"""Lets `trust_remote_code=True` find the classes of longspan, which must be installed: pip install longspan[hf]"""
+_CODE = '''\
+"""Lets `trust_remote_code=True` find the classes of longspan. It must be installed: pip install longspan[hf]"""
 
 from longspan.hf import LongspanConfig, LongspanForCausalLM, LongspanTokenizer
 

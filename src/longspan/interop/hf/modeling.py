@@ -1,6 +1,6 @@
 """LongspanForCausalLM: every family as a model of `transformers` 5."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import GenerationMixin, PreTrainedModel
@@ -27,7 +27,7 @@ class LongspanForCausalLM(PreTrainedModel, GenerationMixin):
     main_input_name = "input_ids"
     accepts_loss_kwargs = False  # the loss is a mean over tokens
     _is_stateful = True  # a state cannot be cropped, so `generate` refuses assistant models
-    _no_split_modules = ()
+    _no_split_modules: ClassVar[list[str]] = []
 
     def __init__(self, config: LongspanConfig, model: LanguageModel | None = None) -> None:
         """`model` is an existing model of this config; without one, weights are new."""
@@ -62,7 +62,7 @@ class LongspanForCausalLM(PreTrainedModel, GenerationMixin):
             )
         return self.get_input_embeddings()
 
-    def prepare_inputs_for_generation(
+    def prepare_inputs_for_generation(  # type: ignore[override]  # all arguments are passed by name
         self,
         input_ids: Tensor,
         past_key_values: StateCache | None = None,
@@ -129,7 +129,7 @@ class LongspanForCausalLM(PreTrainedModel, GenerationMixin):
             loss = _mean(found.losses, targets)
         else:
             loss, found = self._training_loss(tokens, targets, state, starts, progress)
-        cache = self._update(past_key_values, found.state, tokens.shape[1], use_cache)
+        cache: Any = self._update(past_key_values, found.state, tokens.shape[1], use_cache)
         output = CausalLMOutputWithPast(
             loss=loss, logits=found.logits, past_key_values=cache, hidden_states=found.hidden
         )

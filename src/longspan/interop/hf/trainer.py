@@ -69,7 +69,7 @@ class MemoryTrainer(Trainer):
         self._resumed_from: Path | None = None
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
-        dataset = self.train_dataset if train_dataset is None else train_dataset
+        dataset: Any = self.train_dataset if train_dataset is None else train_dataset
         self._require_rows(dataset, self.args.train_batch_size)
         return SequentialSampler(dataset)
 

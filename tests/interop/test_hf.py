@@ -28,8 +28,8 @@ from longspan.interop.hf.tokenizer import convert_tokenizer
 
 PAD = VOCABULARY  # outside the vocabulary: padding is never read
 ONE_PER_FAMILY = list({chosen: name for name, (chosen, _) in reversed(ALL.items()) if chosen in BUILT_IN}.values())
-FEW = {"pointer", "adaptive", "lstm", "compressive-mean", "learned", "same-length-clamp"}
-COVERING = ["longspan", "pointer", "lstm", "learned"]
+FEW = {"pointer", "lstm", "compressive-mean", "learned"}
+COVERING = ["pointer", "lstm", "learned"]
 
 
 def most_in_torture(names: Iterable[str], fast: Iterable[str]) -> list[Any]:
@@ -48,7 +48,7 @@ def left_padded(rows: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, (ids != PAD).long()
 
 
-@pytest.mark.parametrize("name", most_in_torture(ALL, {*ONE_PER_FAMILY, *FEW}))
+@pytest.mark.parametrize("name", most_in_torture(ALL, ONE_PER_FAMILY))
 @torch.no_grad()
 def test_losses_equal_ours(name: str) -> None:
     """In float32, for a text of several segments: with memory as a stream, without one with a sliding window."""
@@ -92,12 +92,12 @@ def test_generate_with_the_cache_equals_generate_without(name: str) -> None:
     ids, mask = left_padded([stream(1, 7, 1)[0][0], stream(1, 4, 2)[0][0]])
     for options in ({"do_sample": False}, {"num_beams": 3, "do_sample": False}):
         texts = [
-            model.generate(ids, attention_mask=mask, max_new_tokens=5, pad_token_id=PAD, use_cache=cache, **options)
+            model.generate(ids, attention_mask=mask, max_new_tokens=4, pad_token_id=PAD, use_cache=cache, **options)
             for cache in (True, False)
         ]
         assert torch.equal(*texts), options
         if "num_beams" not in options:
-            assert texts[0][0, 7:].tolist() == _greedy(model.model, ids[0].tolist(), 5)
+            assert texts[0][0, 7:].tolist() == _greedy(model.model, ids[0].tolist(), 4)
 
 
 def _greedy(model: LanguageModel, prompt: list[int], count: int) -> list[int]:
@@ -118,7 +118,7 @@ def test_sampling_follows_the_seed() -> None:
 
     def sample(seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
-        return model.generate(ids, max_new_tokens=12, do_sample=True, top_k=5, pad_token_id=PAD)
+        return model.generate(ids, max_new_tokens=6, do_sample=True, top_k=5, pad_token_id=PAD)
 
     assert torch.equal(sample(1), sample(1))
     assert not torch.equal(sample(1), sample(2))

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 
 from longspan.decoding.sampling import Sampling
 from longspan.errors import ConfigError, DataError, UnknownNameError
@@ -21,6 +20,7 @@ from longspan.text_model import TextModel
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 try:
     import lm_eval
+    import yaml
     from lm_eval.api.model import TemplateLM
     from lm_eval.tasks import TaskManager
 except ImportError:

@@ -1,6 +1,6 @@
 """LongspanForCausalLM: every family as a model of `transformers` 5."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from transformers import GenerationMixin, PreTrainedModel
@@ -27,7 +27,6 @@ class LongspanForCausalLM(PreTrainedModel, GenerationMixin):
     main_input_name = "input_ids"
     accepts_loss_kwargs = False  # the loss is a mean over tokens
     _is_stateful = True  # a state cannot be cropped, so `generate` refuses assistant models
-    _no_split_modules: ClassVar[list[str]] = []
 
     def __init__(self, config: LongspanConfig, model: LanguageModel | None = None) -> None:
         """`model` is an existing model of this config; without one, weights are new."""

@@ -62,3 +62,17 @@ def test_wrong_use_is_one_line_and_creates_nothing(cli: Cli, model: Path) -> Non
     cli("export", model, "x", "--set", "reading.memroy=3").refused("'memroy'", "'memory'")
     cli("export", model, "x", "--set", "reading.memory=1", "--set", "model.width=64").refused("model.width=64")
     assert not Path("x").exists()
+
+
+def test_export_for_other_libraries(cli: Cli, model: Path) -> None:
+    pytest.importorskip("transformers")
+    result = cli("export", model, "--to", "hf", "--out", "hf", "--set", "reading.memory=9")
+    assert result.code == 0
+    assert "transformers" in result.out
+    config = json.loads(Path("hf/config.json").read_text())
+    assert (config["model_type"], config["reading"]["memory"]) == ("longspan", 9)
+    assert set(config["auto_map"]) == {"AutoConfig", "AutoModelForCausalLM"}
+    cli("export", model, "--to", "hf", "--out", "hf").refused("hf exists")
+    cli("export", model, "--to", "gguf", "--out", "x").refused("'gguf'", "onnx")
+    cli("export", model, "x", "--out", "y").refused("x", "--out y")
+    cli("export", model, "--to", "onnx", "--out", "x", "--dtype", "bfloat16").refused("bfloat16")

@@ -113,21 +113,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+def make_model(name: str, dtype: torch.dtype = torch.float64, **changes: Any) -> LanguageModel:
+    """A model with weights so large that every term of every score matters."""
+    chosen, values = ALL[name]
+    known = {*keys(family(chosen).Config), *READING}
+    torch.manual_seed(7)
+    model = build(chosen, {k: v for k, v in SMALL.items() if k in known} | values | changes).to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3)
+        if getattr(model, "pointer", None) is not None:
+            model.pointer.bias.fill_(-10.0)  # the pointer gets about as much probability as the vocabulary
+    return model.eval()
+
+
 @pytest.fixture
 def make() -> MakeModel:
-    def make_model(name: str, dtype: torch.dtype = torch.float64, **changes: Any) -> LanguageModel:
-        """A model with weights so large that every term of every score matters."""
-        chosen, values = ALL[name]
-        known = {*keys(family(chosen).Config), *READING}
-        torch.manual_seed(7)
-        model = build(chosen, {k: v for k, v in SMALL.items() if k in known} | values | changes).to(dtype)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.normal_(0, 0.3)
-            if getattr(model, "pointer", None) is not None:
-                model.pointer.bias.fill_(-10.0)  # the pointer gets about as much probability as the vocabulary
-        return model.eval()
-
     return make_model
 
 

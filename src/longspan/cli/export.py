@@ -1,19 +1,26 @@
-"""`longspan export`: a model folder with the best weights of a run."""
+"""`longspan export`: a model folder, or a folder for transformers or onnxruntime."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from longspan.cli.options import Model, SetReading
+from longspan.cli.options import ModelOrBundled, SetReading
 from longspan.errors import ConfigError, DataError, UnknownNameError
+
+FORMATS = ("longspan", "hf", "onnx")
 
 
 def export(
-    model: Model,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The model folder to create.")],
+    model: ModelOrBundled = None,
+    folder: Annotated[Path | None, typer.Argument(metavar="[OUT]", help="The folder to create.")] = None,
+    to: Annotated[
+        str, typer.Option("--to", help="longspan (a model folder), hf (transformers) or onnx (one decoding step).")
+    ] = "longspan",
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The folder to create.")] = None,
     dtype: Annotated[
-        str | None, typer.Option("--dtype", help="float32, bfloat16 or float64. Default: that of MODEL.")
+        str | None,
+        typer.Option("--dtype", help="float32, bfloat16 or float64. Default: that of MODEL; float32 with --to."),
     ] = None,
     int8: Annotated[
         bool, typer.Option("--int8", help="Store matrices as int8 with a scale per row, and print the cost in bits.")
@@ -29,29 +36,46 @@ def export(
 ) -> None:
     """Create a model folder with the best weights of a run, without optimizer state.
 
-    --dtype converts the weights. --int8 needs a quarter of the space of float32. --set changes the reading (for example
-    reading.memory), which becomes the default of the exported model. The notes in the card are kept.
+    --to hf writes a folder for AutoModelForCausalLM, --to onnx a decoding step for onnxruntime; without MODEL they
+    export the bundled model. --dtype converts the weights. --int8 needs a quarter of the space of float32. --set
+    changes the reading (for example reading.memory), which becomes the default of the exported model. The notes in the
+    card are kept.
     """
     from longspan.checkpoints.model_folder import DTYPES
     from longspan.config import parse_overrides
     from longspan.training.export import export_model
 
+    if to not in FORMATS:
+        raise UnknownNameError("format", to, FORMATS)
     if int8 and dtype is not None:
         raise ConfigError(f"--int8 and --dtype {dtype} exclude each other; use one of them")
     if data is not None and not int8:
         raise ConfigError(f"--data {data} is for the cost of --int8; add --int8, or leave it out")
+    if int8 and to != "longspan":
+        raise ConfigError(f"--int8 belongs to a model folder; leave it out with --to {to}")
     if dtype is not None and dtype not in DTYPES:
         raise UnknownNameError("dtype", dtype, DTYPES)
+    target = _target(out, folder)
+    if model is None and to == "longspan":
+        raise ConfigError("no MODEL is given; name a model folder or a run")
+    if to != "longspan" and notes is not None:
+        raise ConfigError(f"--notes {notes} belongs to a model folder; leave it out with --to {to}")
     values = parse_overrides(set_)
     overrides = values.pop("reading", {})
     if values or not isinstance(overrides, dict):
         raise ConfigError(
             f"--set {_rejected(set_)} is not a reading setting; write for example --set reading.memory=640"
         )
-    made = export_model(model, out, dtype=dtype, reading=overrides, opening=_read_notes(notes), int8=int8)
-    print(f"{out}: {made.parameters:,} parameters, {made.dtype}, {made.bytes:,} bytes, from {made.source}")
-    if int8:
-        _print_cost(model, out, data, split)
+    if to == "hf":
+        _write_hf(model, target, dtype or "float32", overrides)
+    elif to == "onnx":
+        _write_onnx(model, target, dtype, overrides)
+    else:
+        assert model is not None
+        made = export_model(model, target, dtype=dtype, reading=overrides, opening=_read_notes(notes), int8=int8)
+        print(f"{target}: {made.parameters:,} parameters, {made.dtype}, {made.bytes:,} bytes, from {made.source}")
+        if int8:
+            _print_cost(model, target, data, split)
 
 
 def _print_cost(model: Path, out: Path, data: str | None, split: str | None) -> None:
@@ -67,6 +91,32 @@ def _print_cost(model: Path, out: Path, data: str | None, split: str | None) -> 
     unit = f"bits per {cost.unit}"
     change = cost.after - cost.before
     print(f"cost: {change:+.5f} {unit} ({cost.before:.5f} to {cost.after:.5f}, {cost.scored:,} {cost.unit}s scored)")
+
+
+def _write_hf(model: Path | None, out: Path, dtype: str, reading: dict[str, Any]) -> None:
+    from longspan.hf import export_hf
+
+    made = export_hf(model, out, dtype=dtype, reading=reading)
+    print(f"{out}: {made.parameters:,} parameters, {made.dtype}, for transformers, from {made.source}")
+
+
+def _write_onnx(model: Path | None, out: Path, dtype: str | None, reading: dict[str, Any]) -> None:
+    from longspan.interop.onnx import export_onnx
+
+    if dtype not in (None, "float32"):
+        raise ConfigError(f"--dtype {dtype} is not possible with --to onnx, which writes float32; leave it out")
+    made = export_onnx(model, out, reading=reading)
+    print(f"{out}: {made.parameters:,} parameters, one step with {len(made.inputs)} inputs, from {made.source}")
+
+
+def _target(out: Path | None, folder: Path | None) -> Path:
+    """The folder to create, given by --out or as the second argument."""
+    if out is not None and folder is not None:
+        raise ConfigError(f"the folder to create is given twice, {folder} and --out {out}; give one")
+    chosen = out or folder
+    if chosen is None:
+        raise ConfigError("no OUT is given; name the folder to create, or add --out DIR")
+    return chosen
 
 
 def _rejected(settings: list[str]) -> str:

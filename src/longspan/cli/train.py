@@ -57,6 +57,9 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Measure a few steps and print the cost; write nothing.")
     ] = False,
+    track: Annotated[
+        str, typer.Option("--track", metavar="NAMES", help="Send metrics to wandb, mlflow or both (wandb,mlflow).")
+    ] = "",
     device: DeviceName = "auto",
     dtype: Annotated[str, typer.Option("--dtype", help="Sets training.precision (auto, float32, ...).")] = "auto",
     threads: Threads = 0,
@@ -87,7 +90,8 @@ def train(
         return
     if out is None:
         raise ConfigError("--out is missing; name a folder for the run")
-    outcome = run.train(chosen, out, resume=resume, device=where.device)
+    names = [name for name in track.split(",") if name]
+    outcome = run.train(chosen, out, resume=resume, device=where.device, track=names)
     if not is_silent():
         print(outcome.sentence, file=sys.stderr if outcome.interrupted else sys.stdout)
     if outcome.interrupted is not None:

@@ -5,6 +5,7 @@ import torch
 from longspan.cache import TokenWindow
 from longspan.contract import Decoder, LanguageModel, State
 from longspan.nn.memory_transformer import MemoryTransformer
+from longspan.reading import Reading
 from longspan.shapes import Float, Int, Tensor
 
 _LOGITS_OF_THE_HEAD = (LanguageModel.forward, MemoryTransformer.forward)
@@ -27,13 +28,18 @@ class WindowDecoder(Decoder):
     @torch.no_grad()
     def launch(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
         self.prefill(tokens[:, None])
-        empty = self.model.initial_state(len(tokens), self.reading, trainable=False)
-        if type(self.model).forward not in _LOGITS_OF_THE_HEAD:
-            return self.model(self.window, empty)[0][:, -1]
-        # The same without the logits of earlier positions, which cost more than the layers for a large vocabulary.
-        hidden, _ = self.model.hidden_states(self.window, empty)
-        return self.model.head.logits(hidden[-1][:, -1:], self.reading.temperature)[:, -1]
+        return last_logits(self.model, self.window, self.reading)
 
     def state(self) -> State:
         rows, count = self.window.shape
         return State((TokenWindow(self.window[..., None]),), self.window.new_full((rows,), count), self.reading)
+
+
+def last_logits(model: LanguageModel, window: Int[Tensor, "B W"], reading: Reading) -> Float[Tensor, "B V"]:
+    """The logits after the last token of a window, read on its own."""
+    empty = model.initial_state(len(window), reading, trainable=False)
+    if type(model).forward not in _LOGITS_OF_THE_HEAD:
+        return model(window, empty)[0][:, -1]
+    # The same without the logits of earlier positions, which cost more than the layers for a large vocabulary.
+    hidden, _ = model.hidden_states(window, empty)
+    return model.head.logits(hidden[-1][:, -1:], reading.temperature)[:, -1]

@@ -33,9 +33,9 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        b = b.clone()
-        b[:, 0].addcmul_(a[:, 0], c)
-        states = _scan(a, b)
+        # Not in place: the ONNX exporter would lose the change of a view.
+        first = torch.addcmul(b[:, :1], a[:, :1], c[:, None])
+        states = _scan(a, torch.cat([first, b[:, 1:]], dim=1))
         ctx.save_for_backward(a, c, states)
         return states
 

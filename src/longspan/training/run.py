@@ -43,6 +43,7 @@ from longspan.training.observers.early_stop import EarlyStop
 from longspan.training.observers.metrics import Metrics
 from longspan.training.observers.progress import Progress, print_line
 from longspan.training.observers.tensorboard import TensorBoard
+from longspan.training.observers.trackers import check_trackers, make_tracker
 from longspan.training.observers.validation import Validate
 from longspan.training.preflight import preflight
 from longspan.training.processes import ALONE, Processes, joined, own_device, restarted
@@ -202,8 +203,11 @@ def train(
     resume: str | None = None,
     device: torch.device | str = "cpu",
     observers: Sequence[Observer] | None = None,
+    track: Sequence[str] = (),
 ) -> Outcome:
-    """Train in the folder `out` until the recipe's limit. `resume` is 'auto', or the path of a checkpoint or a run."""
+    """Train in the folder `out` until the recipe's limit. `resume` is 'auto', or the path of a checkpoint or a run.
+    `track` names trackers that get the metrics too: wandb, mlflow."""
+    check_trackers(track)
     out = Path(out)
     check_outside_data(out, recipe.data)
 
@@ -213,7 +217,7 @@ def train(
         text = processes.in_turn(lambda: open_text(recipe, "train", *own))
         watching = observers
         if watching is None:
-            watching = processes.in_turn(lambda: default_observers(recipe, out, text, processes))
+            watching = processes.in_turn(lambda: default_observers(recipe, out, text, processes, track))
         _, trainer = make_trainer(recipe, text, place, watching, processes, resumed=start is not None)
         return Prepared(trainer, text)
 
@@ -297,7 +301,9 @@ def _fix(out: Path) -> str:
     return "check that text, or start in another folder with a lower training.lr"
 
 
-def default_observers(recipe: Recipe, out: Path, text: Encoded, processes: Processes = ALONE) -> list[Observer]:
+def default_observers(
+    recipe: Recipe, out: Path, text: Encoded, processes: Processes = ALONE, track: Sequence[str] = ()
+) -> list[Observer]:
     """The observers of a recipe in call order. Checkpoints come last, because they save the others' facts. Only the
     first process prints and writes metrics."""
     training = recipe.training
@@ -309,6 +315,7 @@ def default_observers(recipe: Recipe, out: Path, text: Encoded, processes: Proce
 
     if processes.is_first:
         observers += [Metrics(out), TensorBoard(out), Progress(describe_all(text, opened))]
+        observers += [make_tracker(name, out) for name in track]
     if training.validate_every:
         held_out = opened("valid")
         if len(held_out) < 2:

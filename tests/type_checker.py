@@ -4,11 +4,13 @@ A check costs more than most functions, so each test checks only the first calls
 checks all.
 """
 
+import contextlib
 import functools
 import inspect
 import os
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
@@ -22,6 +24,7 @@ CALLS = sys.maxsize if os.environ.get("LONGSPAN_TORTURE") else 3
 """The calls of one function that a test checks."""
 calls: Counter[CodeType] = Counter()
 """The checked calls in this test."""
+active = True
 _jaxtyped = jaxtyping.jaxtyped
 
 
@@ -36,7 +39,7 @@ def first_calls(function: Any = None, *, typechecker: Any) -> Any:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal with_checks
-        if torch.compiler.is_compiling() or calls[code] >= CALLS:
+        if torch.compiler.is_compiling() or not active or calls[code] >= CALLS:
             return function(*args, **kwargs)
         calls[code] += 1
         if with_checks is None:
@@ -44,6 +47,17 @@ def first_calls(function: Any = None, *, typechecker: Any) -> Any:
         return with_checks(*args, **kwargs)
 
     return call
+
+
+@contextlib.contextmanager
+def unchecked() -> Iterator[None]:
+    """No checks: the first one of a function compiles code."""
+    global active
+    active = False
+    try:
+        yield
+    finally:
+        active = True
 
 
 def install() -> None:

@@ -26,8 +26,9 @@ def test_figures_of_other_families(cli: Cli, text: Path, family: str, sets: list
 @pytest.mark.slow
 def test_every_figure(cli: Cli, text: Path) -> None:
     assert_figures(cli, text, "transformer-xl", ["reading.memory=40"], RELATIVE)
+    begins = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
     for path in Path("p").iterdir():
-        assert path.read_bytes().startswith(b"\x89PNG" if path.suffix == ".png" else b"<?xml")
+        assert path.read_bytes().startswith(begins[path.suffix])
 
 
 def assert_figures(cli: Cli, text: Path, family: str, sets: list[str], expected: set[str]) -> None:
@@ -36,7 +37,7 @@ def assert_figures(cli: Cli, text: Path, family: str, sets: list[str], expected:
     result = cli("figures", "x", "--data", text, "--out", "p")
     assert (result.code, result.err) == (0, "")
     assert {path.name for path in Path("p").iterdir()} == {
-        f"{name}.{kind}" for name in expected for kind in ("png", "svg")
+        f"{name}.{kind}" for name in expected for kind in ("png", "svg", "pdf")
     }
     assert result.out.splitlines() == [f"p/{name}.png" for name in sorted(expected)]
 

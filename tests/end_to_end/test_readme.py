@@ -90,5 +90,5 @@ def test_the_readme_lists_every_verb() -> None:
     listed = set(re.findall(r"`(?:longspan )?([a-z-]+)`", first_cells))
     program = [sys.executable, "-m", "longspan.cli.main", "--help"]
     shown = subprocess.run(program, capture_output=True, text=True, check=True).stdout
-    verbs = set(re.findall(r"^  ([a-z-]+)  ", shown.partition("Commands:")[2], re.MULTILINE))
+    verbs = set(re.findall(r"^  ([a-z][a-z-]*)  ", shown, re.MULTILINE))
     assert listed == verbs

@@ -128,6 +128,8 @@ def test_sampling_follows_the_seed() -> None:
 @torch.no_grad()
 def test_every_family_is_saved_and_loaded(chosen: str, tmp_path: Path) -> None:
     values = {k: v for k, v in SMALL.items() if k in {*keys(family(chosen).Config), "segment"}}
+    if chosen == "elmo":  # its layers have one width
+        del values["inner"]
     if chosen in ("sparse", "bigbird", "vanilla"):
         values["segment"] = 16
     model = hf.LongspanForCausalLM.of(build(chosen, values).eval())

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch
 
 from longspan.errors import CheckpointError
 from longspan.interop.pickles import LEGACY_MAGIC, read_state_dict, read_values
+from tests.conftest import type_checker
 
 WATCHED = (
     "os.",
@@ -56,11 +57,12 @@ sys.addaudithook(record)
 def watched() -> Iterator[None]:
     global watching
     events.clear()
-    watching = True
-    try:
-        yield
-    finally:
-        watching = False
+    with type_checker.unchecked() if type_checker else nullcontext():
+        watching = True
+        try:
+            yield
+        finally:
+            watching = False
     assert events == []
 
 

@@ -33,6 +33,10 @@ class BiasedConfig(ModelConfig):
     def inner_size(self) -> int:
         return self.inner or 4 * self.width
 
+    @property
+    def head_size(self) -> int:
+        return self.width // self.heads
+
 
 class BiasedLayer(nn.Module):
     """Post-norm or pre-norm. `mask` says what a causal layer sees; `document` is the mask of a bidirectional one, or

@@ -35,5 +35,6 @@ def check_positions(known: int, tokens: int) -> None:
     if tokens > known:
         raise ConfigError(
             f"a segment of {tokens} tokens is longer than the {known} positions that this model has learned; "
-            f"use segments of at most {known}, or train with model.max_distance={tokens - 1}"
+            f"use segments of at most {known}, or train with model.max_distance={tokens - 1} "
+            f"(gpt, bert: model.positions={tokens})"
         )

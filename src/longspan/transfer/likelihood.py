@@ -44,7 +44,7 @@ def likelihoods(model: TextModel, pairs: Sequence[tuple[str, str]], reading: Rea
         raise ConfigError("likelihoods need a model that predicts the next token, and this family does not")
     texts = [to_bytes(text) for pair in pairs for text in pair]
     encoded = model.tokenizer.encode_many(texts, "the task", partial=True)
-    first = model._first_token().astype(np.int64)
+    first = model.first_token().astype(np.int64)
     rows, sizes = [], []
     for context, continuation in zip(encoded[::2], encoded[1::2], strict=True):
         ids = np.concatenate([first, context.astype(np.int64), continuation.astype(np.int64)])

@@ -183,7 +183,7 @@ def test_families_with_one_key_per_token() -> None:
     """In the others a key's index does not give its distance: compressed keys, sparse patterns, repeated layers."""
     shape = {"vocabulary": 30, "layers": 2, "width": 16, "dropout": 0.0}
     found = {family for family in known_families() if has_attention(build(family, shape).eval())}
-    assert found == {"transformer-xl", "longspan-xl", "vanilla", "rotary"}
+    assert found == {"transformer-xl", "longspan-xl", "vanilla", "rotary", "gpt"}
 
 
 def test_memory_use_does_not_grow_with_the_text(ids: np.ndarray) -> None:

@@ -75,6 +75,8 @@ class Case:
         shape = {key: value for key, value in preset.model.items() if key in known}
         if "max_distance" in known and self.family != "longspan-xl":
             shape["max_distance"] = length - 1
+        if "positions" in known:
+            shape["positions"] = length
         memory = {"memory": values.pop("memory")} if "memory" in values else {}
         return build(self.family, {**shape, **values}, replace(cls.reading, segment=segment, **memory))
 
@@ -142,6 +144,8 @@ def _block_keys(config: Any, length: int) -> float:
 CASES = (
     Case("vanilla", "L^2", 2, _all_keys),
     Case("rotary", "L^2", 2, _all_keys),
+    Case("gpt", "L^2", 2, _all_keys),
+    Case("bert", "L^2", 2, lambda _, length: length),
     Case("transformer-xl", "L^2 without memory", 2, _all_keys, lambda *_: {"memory": 0}, products=3),
     Case("universal", "L^2", 2, _all_keys, _steps),
     Case("evolved", "L^2", 2, _all_keys, attentions=2),
@@ -151,11 +155,13 @@ CASES = (
     Case("bigbird", "L", 1, _block_keys, _blocks),
     Case("transformer-xl", "L with a memory", 1, values=_memory, streamed=True),
     Case("longspan-xl", "L with a memory", 1, values=_memory, streamed=True),
+    Case("xlnet", "L with a memory", 1, values=_memory, streamed=True),
     Case("compressive", "L with a memory", 1, values=_compressed, streamed=True),
     Case("adaptive-span", "L with a span", 1, values=_span, streamed=True),
     Case("lstm", "L", 1, values=_recurrent),
     Case("awd-lstm", "L", 1, values=_recurrent),
     Case("qrnn", "L", 1, values=_recurrent),
+    Case("elmo", "L", 1, values=_recurrent),
 )
 
 

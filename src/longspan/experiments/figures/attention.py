@@ -109,8 +109,11 @@ def sum_terms(terms: dict[str, Tensor]) -> Tensor:
 def has_attention(model: LanguageModel) -> bool:
     """Whether every layer makes one attention call with one key per token, so that a key's index gives its distance.
 
-    Compressed memories, sparse patterns and layers that are applied several times do not.
+    Compressed memories, sparse patterns and layers that are applied several times do not. A two-sided model attends to
+    later tokens too.
     """
+    if not model.predicts_next:
+        return False
     device = next(model.parameters()).device
     state = model.initial_state(1, filled=True, trainable=False)
     with torch.inference_mode():

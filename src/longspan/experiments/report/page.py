@@ -32,7 +32,8 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f4f4f2; paddi
       font-size: 0.85rem; line-height: 1.45; }
 @media (max-width: 36rem) {
   th, td { padding: 0.35rem 0.5rem; font-size: 0.85rem; }
-  td:first-child { min-width: 4rem; max-width: 8rem; overflow-wrap: anywhere; }
+  td { white-space: nowrap; }
+  td:first-child { white-space: normal; min-width: 4rem; max-width: 8rem; overflow-wrap: anywhere; }
   .wide:has(table) { background: linear-gradient(to left, #fff 1rem, transparent 3rem) local,
                                  linear-gradient(to left, #bbb, transparent 1rem); }
   figcaption::after { content: " Scroll sideways to see all of the figure."; }

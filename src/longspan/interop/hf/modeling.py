@@ -1,6 +1,6 @@
 """LongspanForCausalLM: every family as a model of `transformers` 5."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import GenerationMixin, PreTrainedModel
@@ -51,7 +51,7 @@ class LongspanForCausalLM(PreTrainedModel, GenerationMixin):
         return False
 
     def get_input_embeddings(self) -> torch.nn.Module:
-        return self.model.embedding
+        return cast(torch.nn.Module, self.model.embedding)
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG002
         if new_num_tokens not in (None, self.config.vocab_size):

@@ -22,7 +22,7 @@ def test_core_use_is_the_cpu_time_of_others(monkeypatch: pytest.MonkeyPatch, tmp
     (tmp_path / "stat").write_text("\n".join(rows))
     found, own = CoreUse.now(), os.times()
     assert found is not None
-    assert found.others == pytest.approx(1.56 + 10.0 - own.user - own.system, abs=0.05)
+    assert found.others == pytest.approx(1.56 + 10.0 - own.user - own.system, abs=0.5)
     (tmp_path / "stat").write_text("cpu0 1 2 x")
     assert CoreUse.now() is None
 

@@ -105,8 +105,8 @@ def test_a_token_counts_towards_one_unit() -> None:
     assert str(bits["word"]) == "[nan, 1.0, 2.0]"
     assert bits["line"] == [2.0, 1.0]
     assert bits["document"] == [3.0]
-    assert found["word"].bytes.tolist() == [[0, 2], [3, 5], [6, 7]]
-    assert found["line"].bytes.tolist() == [[0, 5], [6, 7]]
+    assert found["word"].byte_spans.tolist() == [[0, 2], [3, 5], [6, 7]]
+    assert found["line"].byte_spans.tolist() == [[0, 5], [6, 7]]
 
 
 def test_half_a_character_and_bytes_that_are_not_utf8() -> None:

@@ -40,7 +40,7 @@ def start(client: TestClient, path: str, **body: Any) -> str:
 
 
 def finished(client: TestClient, name: str) -> dict[str, Any]:
-    for _ in range(600):
+    for _ in range(6000):
         job = client.get(f"/page/jobs/{name}").json()
         if job["state"] != "running":
             return dict(job)

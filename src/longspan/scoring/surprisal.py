@@ -19,7 +19,7 @@ _WORD, _LINE = re.compile(r"\S+"), re.compile(rb"[^\n]*\n|[^\n]+\Z")
 
 @dataclass(frozen=True, eq=False)
 class Surprisal:
-    """The units of one text in order. Unit k is the bytes `data[byte_start[k]:byte_end[k]]`.
+    """The units of one text in order. Unit k is the bytes `data[slice(*byte_spans[k])]`.
 
     Every token belongs to exactly one unit, so the bits add up to those of the text. The first token of a text has no
     context and therefore no surprisal. Whitespace before a word counts towards the bits of the word, and a newline
@@ -32,9 +32,9 @@ class Surprisal:
 
     per: Per
     data: bytes
-    bytes: Offsets
+    byte_spans: Offsets
     """[N, 2]: the first byte of each unit and the byte after its last."""
-    characters: Offsets
+    character_spans: Offsets
     """The same in characters."""
     tokens: NDArray[np.int64]
     """Tokens with a surprisal."""
@@ -46,13 +46,13 @@ class Surprisal:
 
     def text(self, k: int) -> str:
         """The text of a unit. Bytes that are not UTF-8, such as half a character, are written as \\xNN."""
-        begin, end = self.bytes[k]
+        begin, end = self.byte_spans[k]
         return self.data[begin:end].decode("utf-8", errors="backslashreplace")
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One dict with the keys of COLUMNS per unit. `bits` is None where `tokens` is 0, `text` for a document."""
         whole = self.per == "document"
-        numbers = (self.bytes.tolist(), self.characters.tolist(), self.tokens.tolist(), self.bits.tolist())
+        numbers = (self.byte_spans.tolist(), self.character_spans.tolist(), self.tokens.tolist(), self.bits.tolist())
         for k, ((b, e), (c, d), tokens, bits) in enumerate(zip(*numbers, strict=True)):
             values = (k, b, e, c, d, tokens, bits if tokens else None, None if whole else self.text(k))
             yield dict(zip(COLUMNS, values, strict=True))

@@ -13,7 +13,11 @@ from longspan.experiments.report.runs import read_run
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.flaky(reruns=2),
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium"),
+]
 SMALL = Effort(stream=200, sliding=20, targets=10, longest_context=50, attention=200, sample=20)
 
 

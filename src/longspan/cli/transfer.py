@@ -20,6 +20,7 @@ from longspan.cli.options import (
     print_json,
     print_rows,
 )
+from longspan.cli.reading_options import given_settings
 from longspan.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -162,8 +163,7 @@ def evaluate_tasks(
     from longspan.transfer.likelihood import evaluate_tasks
 
     where = machine(device, dtype, threads)
-    settings: Any = {key: value for key, value in (("memory", memory), ("pointer", pointer)) if value is not None}
-    loaded = load(model, device=where.device, dtype=where.dtype, **settings)
+    loaded = load(model, device=where.device, dtype=where.dtype, **given_settings(memory=memory, pointer=pointer))
     note_bundled(model)
     found = evaluate_tasks(loaded, tasks.split(","), source=source, limit=limit)
     if json:

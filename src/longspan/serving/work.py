@@ -8,7 +8,7 @@ from typing import Literal
 
 from longspan.decoding.choosing import Choosing, ChoosingRow, Draws
 from longspan.decoding.slots import Stream
-from longspan.serving.text import StopText
+from longspan.serving.text import GeneratedText
 
 Reason = Literal["stop", "length", "cancelled", "error"]
 _numbers = itertools.count()
@@ -60,7 +60,7 @@ class Choice:
 
     emit: Callable[[Event], None]
     row: ChoosingRow
-    text: StopText
+    text: GeneratedText
     max_tokens: int
     logprobs: int | None = None
     """Number of most likely tokens to report; None for no log-probabilities."""
@@ -114,4 +114,4 @@ def choice(
     keep: bool = False,
 ) -> Choice:
     row = ChoosingRow(choosing or Choosing(), draws or Draws(seed))
-    return Choice(emit, row, StopText(stops, held), max_tokens, logprobs, keep)
+    return Choice(emit, row, GeneratedText(stops, held), max_tokens, logprobs, keep)

@@ -5,7 +5,8 @@
     python benchmarks/transfer.py --lengths DIR/imdb/gpt DIR/imdb/longspan-xl    # accuracy by review length, on test
 
 `--models` is a folder with one run per system. `--scratch` adds a control of every row with new weights. A row that has
-a result is not run again, so a stopped command continues. Every row is one `longspan finetune` command, and the results
+a result is not run again, so a stopped command continues. `--group ablations` are those of ULMFiT, `--group features`
+BERT's layers as features. Every row is one `longspan finetune` command, and the results
 are in DIR/results.json.
 """
 
@@ -17,7 +18,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,22 +28,44 @@ import numpy as np
 from longspan.transfer.predict import load_predictor
 from longspan.transfer.tasks import open_task
 
-TRANSFORMER = ("training.lr=3e-4",)
-SYSTEMS: dict[str, tuple[str, ...]] = {
-    "gpt": (*TRANSFORMER, "model.lm_weight=0.5"),
-    "bert": TRANSFORMER,
-    "xlnet": TRANSFORMER,
-    "transformer-xl": TRANSFORMER,
-    "longspan-xl": TRANSFORMER,
-    "elmo": ("training.lr=1e-3", "model.frozen=true", "model.features=mix", "model.pooling=concat"),
-    "ulmfit": (),
+
+@dataclass(frozen=True)
+class System:
+    """How a pre-trained model is fine-tuned: as published, with rates for small models."""
+
+    model: str
+    """The name of its run below `--models`."""
+    settings: tuple[str, ...] = ("training.lr=3e-4",)
+    recipe: str = "finetune"
+
+
+ELMO = ("training.lr=1e-3", "model.frozen=true", "model.features=mix")
+ULMFIT = System("ulmfit", (), "finetune-ulmfit")
+FROZEN = ("training.lr=1e-3", "model.frozen=true", "model.crf=200")
+SYSTEMS = {
+    "gpt": System("gpt", ("training.lr=3e-4", "model.lm_weight=0.5")),
+    "bert": System("bert"),
+    "xlnet": System("xlnet"),
+    "transformer-xl": System("transformer-xl"),
+    "longspan-xl": System("longspan-xl"),
+    "elmo": System("elmo", (*ELMO, "model.pooling=concat")),
+    "ulmfit": ULMFIT,
 }
-"""The settings of each system, as it was published, with rates for small models."""
-TAGGERS = {"elmo": ("model.crf=200",)}
-"""Added for tags."""
+TAGGERS = {"elmo": System("elmo", (*ELMO, "model.crf=200"))}
+"""Other settings for tags."""
+ABLATIONS = {
+    "ulmfit-no-lm-tuning": replace(ULMFIT, model="awd-lstm"),
+    "ulmfit-no-wikipedia": replace(ULMFIT, model="ulmfit-no-wikipedia"),
+    "ulmfit-no-unfreezing": replace(ULMFIT, settings=("training.unfreeze_every=0",)),
+    "ulmfit-no-discriminative-rates": replace(ULMFIT, settings=("training.layer_decay=1.0",)),
+}
+FEATURES = {
+    f"bert-{name}": System("bert", (*FROZEN, f"model.features={name}"))
+    for name in ("embedding", "second-to-last", "last", "sum", "sum-last-four", "concat-last-four")
+}
+"""Devlin et al. 2019, table 7."""
+GROUPS = {"systems": SYSTEMS, "ablations": ABLATIONS, "features": FEATURES}
 EPOCHS = {"imdb": 3, "sst2": 3, "conll2003": 10, "trec6": 15, "rte": 10, "cola": 8, "mrpc": 8, "sts-b": 8, "copa": 10}
-SEGMENTS = {"imdb": 512}
-"""Longer segments in fine-tuning: fewer steps for the same text."""
 BUCKETS = (0, 128, 256, 512, 1024, 10**9)
 
 
@@ -57,14 +80,16 @@ class Row:
         return self.system + ("-scratch" if self.scratch else "")
 
     def command(self, given: argparse.Namespace) -> list[str]:
-        recipe = "finetune-ulmfit" if self.system == "ulmfit" else "finetune"
-        words = [str(given.models / self.system), "--task", self.task, "--recipe", recipe]
+        system = GROUPS[given.group][self.system]
+        if self.task == "conll2003":
+            system = TAGGERS.get(self.system, system)
+        words = [str(given.models / system.model), "--task", self.task, "--recipe", system.recipe]
         words += ["--out", str(given.out / self.task / self.name), "--seeds", str(given.seeds)]
         words += ["--epochs", str(EPOCHS.get(self.task, 3))]
         words += ["--from", str(given.source)] if given.source else []
-        settings = [*SYSTEMS[self.system], *(TAGGERS.get(self.system, ()) if self.task == "conll2003" else ())]
-        if self.system not in ("elmo", "ulmfit", "bert", "gpt") and self.task in SEGMENTS:
-            settings.append(f"training.segment={SEGMENTS[self.task]}")
+        settings = list(system.settings)
+        if self.task == "imdb" and system.model in ("transformer-xl", "longspan-xl", "xlnet"):
+            settings.append("training.segment=512")  # longer segments: fewer steps for the same text
         for setting in [*settings, *given.set]:
             words += ["--set", setting]
         return ["finetune", *words, *(["--from-scratch"] if self.scratch else [])]
@@ -72,11 +97,11 @@ class Row:
 
 def rows(given: argparse.Namespace) -> Iterator[Row]:
     for task in given.tasks.split(","):
-        for system in SYSTEMS:
-            if (given.models / system).is_dir() and (not given.systems or system in given.systems.split(",")):
-                yield Row(system, task, False)
+        for name, system in GROUPS[given.group].items():
+            if (given.models / system.model).is_dir() and (not given.systems or name in given.systems.split(",")):
+                yield Row(name, task, False)
                 if given.scratch:
-                    yield Row(system, task, True)
+                    yield Row(name, task, True)
 
 
 def run(row: Row, given: argparse.Namespace) -> dict[str, Any]:
@@ -137,7 +162,8 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=Path("runs"))
     parser.add_argument("--source", type=Path, help="the folder with the packed files of known tasks")
     parser.add_argument("--tasks", default="imdb,sst2,conll2003")
-    parser.add_argument("--systems", default="")
+    parser.add_argument("--group", choices=GROUPS, default="systems")
+    parser.add_argument("--systems", default="", help="only these, by name")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--scratch", action="store_true")

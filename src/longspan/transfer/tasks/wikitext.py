@@ -1,7 +1,7 @@
 """WikiText as prose: articles without the marks of its tokenizer, for models that never saw them.
 
-Radford et al. 2019 score WikiText this way. The number of words is that of the original tokens, with an end of each line,
-so perplexities per word can be compared with those of models over words.
+Radford et al. 2019 score WikiText this way. The number of words is that of the original tokens, with an end of each
+line, so perplexities per word can be compared with those of models over words.
 """
 
 import re

@@ -60,6 +60,8 @@ def hostile_tar(path: Path, generator: random.Random) -> None:
         [(tar_member("l", tarfile.SYMTYPE, link="../.."), b""), (tar_member("l/out"), b"text")],
         [(tar_member("l", tarfile.SYMTYPE, link="/tmp"), b""), (tar_member("l/out"), b"text")],
         [(tar_member("l", tarfile.LNKTYPE, link="../../secret"), b"")],
+        [(tar_member("l", tarfile.LNKTYPE, link="later"), b""), (tar_member("later"), b"text")],
+        [(tar_member("big", content=b"0" * LIMIT), b"0" * LIMIT), (tar_member("l", tarfile.LNKTYPE, link="big"), b"")],
         [(tar_member("p", generator.choice([tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE])), b"")],
         [(tar_member("bomb", content=b"0" * (LIMIT + 1)), b"0" * (LIMIT + 1))],
         [(tar_member(f"part{k}", content=b"0" * LIMIT), b"0" * LIMIT) for k in range(2)],
@@ -139,6 +141,19 @@ def test_hostile_archives_are_refused(tmp_path: Path) -> None:
         make(path, generator)
         assert isinstance(unpack_and_check(path, tmp_path), DataError), name
         path.unlink()
+
+
+def test_hard_links_inside_an_archive_become_copies(tmp_path: Path) -> None:
+    """GNU tar writes a file that it is given twice as a link to itself."""
+    members = [(tar_member("a/one"), b"text"), (tar_member("a/one", tarfile.LNKTYPE, link="a/one"), b"")]
+    members.append((tar_member("two", tarfile.LNKTYPE, link="./a/one"), b""))
+    write_tar(tmp_path / "a.tar", members, random.Random(0))
+    files = unpack(tmp_path / "a.tar", tmp_path / "out", LIMIT)
+    assert [(path.relative_to(tmp_path / "out").as_posix(), path.read_bytes()) for path in files] == [
+        ("a/one", b"text"),
+        ("two", b"text"),
+    ]
+    assert files[1].stat().st_nlink == 1
 
 
 def test_damaged_archives_are_unpacked_safely_or_refused(tmp_path: Path) -> None:

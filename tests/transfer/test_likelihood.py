@@ -12,7 +12,8 @@ import longspan
 from longspan.errors import ConfigError
 from longspan.text_model import TextModel
 from longspan.transfer.embed import embed, save_features
-from longspan.transfer.likelihood import blimp, copa, lambada, likelihoods
+from longspan.transfer.likelihood import blimp, copa, lambada, likelihoods, wikitext2
+from longspan.transfer.tasks.wikitext import articles
 
 LONG = "It was late, and the lamp was out. " * 3
 
@@ -51,6 +52,39 @@ def test_tasks_by_hand(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> Non
     passages = [{"text": "one two", "target": "three"}, {"text": "a", "target": "b"}]
     nats = [-one.log_probability for one in likelihoods(model, [("one two", " three"), ("a", " b")])]
     assert lambada(model, passages)["perplexity"] == pytest.approx(math.exp(sum(nats) / 2))
+
+
+WIKITEXT = """
+ = Robert @-@ <unk> =~
+
+ Robert , who was 21 @.@ 5 years old ( in 1 @,@ 999 ) , said : " Well @-@ known . " It 's Keats ' poem .
+
+ = = Career = =~
+
+ It isn 't long ; 5 % of $ 3 .
+ = Second =~
+
+ Short .
+""".replace("~", " ")
+
+
+def test_wikitext_as_prose(model: TextModel) -> None:
+    """By hand. Words are tokens with an end of each line, empty ones too."""
+    first, second = articles(WIKITEXT)
+    expected = [
+        "Robert-<unk>",
+        "Robert, who was 21.5 years old (in 1,999), said: \"Well-known.\" It's Keats' poem.",
+        "Career",
+        "It isn't long; 5% of $3.",
+    ]
+    assert first["text"].splitlines() == expected
+    assert second == {"text": "Second\nShort.", "words": 4 + 1 + 3}
+    assert first["words"] + second["words"] == sum(len(line.split()) + 1 for line in WIKITEXT.splitlines())
+    found = wikitext2(model, [first, second])
+    nats = [-one.log_probability for one in likelihoods(model, [("", row["text"]) for row in (first, second)])]
+    assert found["perplexity"] == pytest.approx(math.exp(sum(nats) / found["words"]), rel=1e-5)
+    size = len(first["text"].encode()) + len(second["text"].encode())
+    assert found["bits_per_byte"] == pytest.approx(sum(nats) / math.log(2) / size, rel=1e-5)
 
 
 def test_features_of_layers(model: TextModel, tmp_path: Path) -> None:

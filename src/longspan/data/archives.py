@@ -1,8 +1,8 @@
 """Safe unpacking of untrusted archives and compressed files.
 
-Members are extracted one by one. Only regular files and folders are accepted. Names are checked here, because Python
-3.11.7's own tar filter can be bypassed. Files are opened in exclusive mode, so nothing is overwritten, and the bytes
-written are counted against a limit.
+Members are extracted one by one. Only regular files, folders and hard links to files of the same archive are accepted;
+a link becomes a copy. Names are checked here, because Python 3.11.7's own tar filter can be bypassed. Files are opened
+in exclusive mode, so nothing is overwritten, and the bytes written are counted against a limit.
 """
 
 import bz2
@@ -182,6 +182,15 @@ class _Extractor:
             raise self.error(name, f"is shorter than the {declared:,} bytes it declares")
         self.files.append(target)
 
+    def hard_link(self, name: str, other: str) -> None:
+        """A copy of a file that was unpacked before. `tar` writes a file that it is given twice as a link to itself."""
+        source = self.target(other)
+        if source not in self.files:
+            raise self.error(name, f"is a link to {other[:80]!r}, which is not a file before it in the archive")
+        if self.target(name) != source:
+            with source.open("rb") as content:
+                self.file(name, content)
+
     def _make_folder(self, folder: Path, name: str) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -244,6 +253,8 @@ def _untar(path: Path, extractor: _Extractor, only: Collection[str] | None) -> N
                     content = archive.extractfile(member)
                     assert isinstance(content, io.BufferedIOBase)
                     extractor.file(member.name, content, member.size)
+                elif member.islnk():
+                    extractor.hard_link(member.name, member.linkname)
                 else:
                     raise extractor.error(member.name, "is neither a file nor a folder")
 

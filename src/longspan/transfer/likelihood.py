@@ -1,4 +1,4 @@
-"""Tasks without training, by the likelihood of a language model: BLiMP, LAMBADA and COPA."""
+"""Tasks without training, by the likelihood of a language model: BLiMP, LAMBADA, COPA and WikiText-2."""
 
 import math
 from collections import defaultdict
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from longspan.contract import LanguageModel
 from longspan.errors import ConfigError, UnknownNameError
 from longspan.reading import Reading
+from longspan.scoring.score import score
 from longspan.text_model import TextModel
 from longspan.tokenizers.text import to_bytes
 from longspan.transfer.tasks.opened import rows_of
@@ -120,11 +121,26 @@ def copa(model: TextModel, rows: Sequence[dict[str, Any]], reading: Reading | No
     return {"accuracy": float(right.mean()), "questions": len(rows)}
 
 
+def wikitext2(model: TextModel, rows: Sequence[dict[str, Any]], reading: Reading | None = None) -> dict[str, Any]:
+    """The perplexity per word of WikiText-2, of articles as prose. Every article is read from its start."""
+    texts, first = [to_bytes(row["text"]) for row in rows], model.first_token()
+    encoded = model.tokenizer.encode_many(texts, "the task", partial=True)
+    scores = [score(model.model, np.concatenate([first, ids]), reading or model.reading) for ids in encoded]
+    nats, words = sum(one.nats * one.scored for one in scores), sum(row["words"] for row in rows)
+    return {
+        "perplexity": math.exp(min(nats / words, 700.0)),
+        "bits_per_byte": nats / math.log(2) / sum(map(len, texts)),
+        "words": words,
+        "articles": len(rows),
+    }
+
+
 Score = Callable[[TextModel, Sequence[dict[str, Any]], Reading | None], dict[str, Any]]
 TASKS: dict[str, tuple[Score, tuple[str, ...]]] = {
     "blimp": (blimp, ("test",)),
     "lambada": (lambada, ("dev", "test")),
     "copa": (copa, ("dev",)),
+    "wikitext2": (wikitext2, ("test",)),
 }
 """How each task is scored, and its splits."""
 
@@ -146,11 +162,11 @@ def evaluate_tasks(
         raise ConfigError(f"limit={limit} must be at least 1")
     results = {}
     for name in chosen:
-        score, splits = TASKS[name]
+        scored, splits = TASKS[name]
         folder = install(name, source)
         for split in splits:
             rows = list(rows_of(folder / f"{split}.jsonl"))
             step = max(1, len(rows) // limit) if limit else 1
             rows = list(islice(rows, 0, None, step))[:limit]
-            results[name if len(splits) == 1 else f"{name}/{split}"] = score(model, rows, reading)
+            results[name if len(splits) == 1 else f"{name}/{split}"] = scored(model, rows, reading)
     return results

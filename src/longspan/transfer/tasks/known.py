@@ -49,6 +49,8 @@ _COPA = _tar("copa", "3a884793f6a9efcaed75de0edbaa2a19e566aa85b121898216c9747a35
 _TREC = _tar("trec6", "b3e3687c5d624771561ef1c4307fcf70caf97f464579245f7def4eed7acbea52")
 _BLIMP = _tar("blimp", "6bd36e80d4e33f0bc69f6d53f60d21df8681a42903b886c7588ddfc56ee41286")
 
+_WIKITEXT2 = {"wikitext-2.tar.xz": "c28951446afd2de013c519b1fb089d698538efe4712f8bd094c032987a53d8ea"}
+
 _TASKS = (
     KnownTask("imdb", "sentiment of film reviews", _IMDB, form="imdb"),
     KnownTask("sst2", "sentiment of sentences", _SST2),
@@ -62,6 +64,7 @@ _TASKS = (
     KnownTask("conll2003", "named entities in news", _CONLL, form="conll"),
     KnownTask("lambada", "last word of a passage", _LAMBADA, form="lambada", trainable=False),
     KnownTask("blimp", "minimal pairs of grammar", _BLIMP, form="blimp", trainable=False),
+    KnownTask("wikitext2", "WikiText-2 as prose", _WIKITEXT2, form="wikitext", trainable=False),
 )
 
 KNOWN: dict[str, KnownTask] = {task.name: task for task in _TASKS}

@@ -11,6 +11,7 @@ from longspan.data.archives import unpack
 from longspan.data.cache import atomic_folder, cache_folder, sha256
 from longspan.errors import DataError
 from longspan.transfer.tasks.known import KnownTask, find_known
+from longspan.transfer.tasks.wikitext import articles
 
 Row = dict[str, Any]
 OVERLAP = Path(__file__).with_name("imdb_overlap.txt")
@@ -140,6 +141,12 @@ def _blimp(scratch: Path) -> Iterator[tuple[str, Iterable[Row]]]:
     yield "test.jsonl", ({ours: row[key] for ours, key in keys.items()} for path in paths for row in read_rows(path))
 
 
+def _wikitext(scratch: Path) -> Iterator[tuple[str, Iterable[Row]]]:
+    for name, split in (("valid", "dev"), ("test", "test")):
+        (path,) = scratch.rglob(f"wiki.{name}.tokens")
+        yield f"{split}.jsonl", articles(path.read_text("utf-8"))
+
+
 CONVERT: dict[str, Callable[[Path], Iterator[tuple[str, Iterable[Row]]]]] = {
     "json": _json,
     "imdb": _imdb,
@@ -147,4 +154,5 @@ CONVERT: dict[str, Callable[[Path], Iterator[tuple[str, Iterable[Row]]]]] = {
     "copa": _copa,
     "lambada": _lambada,
     "blimp": _blimp,
+    "wikitext": _wikitext,
 }

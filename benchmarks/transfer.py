@@ -1,0 +1,192 @@
+"""Fine-tune pre-trained systems on tasks, several at a time on one GPU, and print one table. docs/transfer.md
+
+    python benchmarks/transfer.py --models runs --source DATA --tasks imdb,sst2,conll2003 --seeds 3 --jobs 8 --out DIR
+    python benchmarks/transfer.py --models runs --tasks imdb --list          # print the commands and stop
+    python benchmarks/transfer.py --lengths DIR/imdb/gpt DIR/imdb/longspan-xl    # accuracy by review length, on test
+
+`--models` is a folder with one run per system. `--scratch` adds a control of every row with new weights. A row that has
+a result is not run again, so a stopped command continues. `--group ablations` are those of ULMFiT, `--group features`
+BERT's layers as features. Every row is one `longspan finetune` command, and the results
+are in DIR/results.json.
+"""
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from longspan.transfer.predict import load_predictor
+from longspan.transfer.tasks import open_task
+
+
+@dataclass(frozen=True)
+class System:
+    """How a pre-trained model is fine-tuned: as published, with rates for small models."""
+
+    model: str
+    """The name of its run below `--models`."""
+    settings: tuple[str, ...] = ("training.lr=3e-4",)
+    recipe: str = "finetune"
+
+
+ELMO = ("training.lr=1e-3", "model.frozen=true", "model.features=mix")
+ULMFIT = System("ulmfit", (), "finetune-ulmfit")
+FROZEN = ("training.lr=1e-3", "model.frozen=true", "model.crf=200")
+SYSTEMS = {
+    "gpt": System("gpt", ("training.lr=3e-4", "model.lm_weight=0.5")),
+    "bert": System("bert"),
+    "xlnet": System("xlnet"),
+    "transformer-xl": System("transformer-xl"),
+    "longspan-xl": System("longspan-xl"),
+    "elmo": System("elmo", (*ELMO, "model.pooling=concat")),
+    "ulmfit": ULMFIT,
+}
+TAGGERS = {"elmo": System("elmo", (*ELMO, "model.crf=200"))}
+"""Other settings for tags."""
+ABLATIONS = {
+    "ulmfit-no-lm-tuning": replace(ULMFIT, model="awd-lstm"),
+    "ulmfit-no-wikipedia": replace(ULMFIT, model="ulmfit-no-wikipedia"),
+    "ulmfit-no-unfreezing": replace(ULMFIT, settings=("training.unfreeze_every=0",)),
+    "ulmfit-no-discriminative-rates": replace(ULMFIT, settings=("training.layer_decay=1.0",)),
+}
+FEATURES = {
+    f"bert-{name}": System("bert", (*FROZEN, f"model.features={name}"))
+    for name in ("embedding", "second-to-last", "last", "sum", "sum-last-four", "concat-last-four")
+}
+"""Devlin et al. 2019, table 7."""
+GROUPS = {"systems": SYSTEMS, "ablations": ABLATIONS, "features": FEATURES}
+EPOCHS = {"imdb": 3, "sst2": 3, "conll2003": 10, "trec6": 15, "rte": 10, "cola": 8, "mrpc": 8, "sts-b": 8, "copa": 10}
+BUCKETS = (0, 128, 256, 512, 1024, 10**9)
+
+
+@dataclass(frozen=True)
+class Row:
+    system: str
+    task: str
+    scratch: bool
+
+    @property
+    def name(self) -> str:
+        return self.system + ("-scratch" if self.scratch else "")
+
+    def command(self, given: argparse.Namespace) -> list[str]:
+        system = GROUPS[given.group][self.system]
+        if self.task == "conll2003":
+            system = TAGGERS.get(self.system, system)
+        words = [str(given.models / system.model), "--task", self.task, "--recipe", system.recipe]
+        words += ["--out", str(given.out / self.task / self.name), "--seeds", str(given.seeds)]
+        words += ["--epochs", str(EPOCHS.get(self.task, 3))]
+        words += ["--from", str(given.source)] if given.source else []
+        settings = list(system.settings)
+        if self.task == "imdb" and system.model in ("transformer-xl", "longspan-xl", "xlnet"):
+            settings.append("training.segment=512")  # longer segments: fewer steps for the same text
+        for setting in [*settings, *given.set]:
+            words += ["--set", setting]
+        return ["finetune", *words, *(["--from-scratch"] if self.scratch else [])]
+
+
+def rows(given: argparse.Namespace) -> Iterator[Row]:
+    for task in given.tasks.split(","):
+        for name, system in GROUPS[given.group].items():
+            if (given.models / system.model).is_dir() and (not given.systems or name in given.systems.split(",")):
+                yield Row(name, task, False)
+                if given.scratch:
+                    yield Row(name, task, True)
+
+
+def run(row: Row, given: argparse.Namespace) -> dict[str, Any]:
+    """The result of a row, computed now or before."""
+    out = given.out / row.task / row.name
+    stored = out / "summary.json"
+    if not stored.exists():
+        out.mkdir(parents=True, exist_ok=True)
+        begin = time.perf_counter()
+        command = [sys.executable, "-m", "longspan", *row.command(given), "--resume", "auto", "--json"]
+        with (out / "log.txt").open("wb") as log:
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, check=False)
+        if done.returncode:
+            last = (out / "log.txt").read_text(errors="replace").strip().splitlines()[-1:]
+            return {"row": row.name, "task": row.task, "failed": " ".join(last)[:300]}
+        found = json.loads(done.stdout.splitlines()[-1])
+        seconds = round(time.perf_counter() - begin, 1)
+        stored.write_text(json.dumps({"row": row.name, **found, "seconds": seconds}, indent=1) + "\n")
+    found = json.loads(stored.read_text())
+    return {**found, "command": shlex.join(["longspan", *row.command(given)])}
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    lines = ["| system | task | metric | dev | test | seeds | seconds |", "|---|---|---|---|---|---|---|"]
+    for row in found:
+        if "failed" in row:
+            lines.append(f"| {row['row']} | {row['task']} | failed: {row['failed']} | | | | |")
+            continue
+        cells = [row["row"], row["task"], row["metric"], shown(row, "dev"), shown(row, "test")]
+        lines.append("| " + " | ".join([*cells, str(len(row["seeds"])), f"{row['seconds']:.0f}"]) + " |")
+    return "\n".join(lines)
+
+
+def shown(row: dict[str, Any], split: str) -> str:
+    if row[split] is None:
+        return ""
+    spread = row[f"{split}_std"]
+    return f"{100 * row[split]:.2f}" + (f" ± {100 * spread:.2f}" if spread is not None else "")
+
+
+def lengths(folders: list[Path], source: Path | None) -> list[dict[str, Any]]:
+    """Accuracy on test by the number of tokens of a text."""
+    found = []
+    for folder in folders:
+        predictor = load_predictor(folder, device="cuda")
+        examples = open_task(predictor.config.task, source).test()
+        sizes = np.array([row.length for row in predictor.format.encode(examples)])
+        right = np.array([p.label == e.label for p, e in zip(predictor.predict(examples), examples, strict=True)])
+        for low, high in pairwise(BUCKETS):
+            here = (sizes >= low) & (sizes < high)
+            accuracy = float(right[here].mean()) if here.any() else None
+            found.append({"run": folder.name, "from": low, "to": high, "texts": int(here.sum()), "accuracy": accuracy})
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=Path, default=Path("runs"))
+    parser.add_argument("--source", type=Path, help="the folder with the packed files of known tasks")
+    parser.add_argument("--tasks", default="imdb,sst2,conll2003")
+    parser.add_argument("--group", choices=GROUPS, default="systems")
+    parser.add_argument("--systems", default="", help="only these, by name")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=8)
+    parser.add_argument("--scratch", action="store_true")
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--lengths", nargs="+", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("runs/transfer"))
+    given = parser.parse_args()
+    if given.lengths:
+        for line in lengths(given.lengths, given.source):
+            print(json.dumps(line))
+        return
+    if given.list:
+        for row in rows(given):
+            print(shlex.join(["longspan", *row.command(given)]))
+        return
+    for task in given.tasks.split(","):
+        open_task(task, given.source)  # installed once, before the processes start
+    with ThreadPoolExecutor(given.jobs) as pool:
+        found = list(pool.map(lambda row: run(row, given), rows(given)))
+    (given.out / "results.json").write_text(json.dumps(found, indent=1) + "\n")
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()

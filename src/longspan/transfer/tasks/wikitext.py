@@ -1,0 +1,50 @@
+"""WikiText as prose: articles without the marks of its tokenizer, for models that never saw them.
+
+Radford et al. 2019 score WikiText this way. The number of words is that of the original tokens, with an end of each
+line, so perplexities per word can be compared with those of models over words.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+_TITLE = re.compile(r"^ = [^=].* = $")
+_RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r" @([-,.])@ ", r"\1"),  # inside of compounds and numbers
+        (r"([(\[“]) ", r"\1"),
+        (r" ([)\]”])", r"\1"),
+        (r'"\s*([^"\n]*?)\s*"', r'"\1"'),
+        (r"(?<!\w)' ([^'\n]*?) '(?!\w)", r"'\1'"),
+        (r" (['’](?:s|re|ve|ll|d|m|t)\b)", r"\1"),
+        (r"s ' ", "s' "),
+        (r" n't\b", "n't"),
+        (r" ([.,;:!?%])(?=[\s\"')\]]|$)", r"\1"),
+        (r"([$£€¥]) (?=\d)", r"\1"),
+        (r" ([–—/⁄]) ", r"\1"),
+        (r"(?<=\d) ([°′″]) ?(?=[CFNSEW\d\s])", r"\1 "),
+    )
+)
+
+
+def prose(line: str) -> str:
+    """A line of WikiText as people write it."""
+    text = line.strip()
+    if re.fullmatch(r"(= )+.*( =)+", text):  # a heading
+        text = text.strip("= ")
+    for pattern, replacement in _RULES:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def articles(text: str) -> Iterator[dict[str, Any]]:
+    """Every article as `text` without empty lines, and `words`, the tokens it has in WikiText."""
+    lines: list[str] = []
+    for line in [*text.splitlines(), None]:
+        if lines and (line is None or _TITLE.match(line)) and any(_TITLE.match(each) for each in lines):
+            words = sum(len(each.split()) + 1 for each in lines)
+            yield {"text": "\n".join(filter(None, map(prose, lines))), "words": words}
+            lines = []
+        if line is not None:
+            lines.append(line)

@@ -1,0 +1,75 @@
+"""The figure of a scaling study: losses against parameters, and losses at equal compute."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from longspan.experiments.figures.drawing import legend_name, line_style, save_figure
+from longspan.experiments.scaling.law import Floats
+from longspan.experiments.scaling.study import Study
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+NAMES = {"non_embedding": "parameters without embeddings, N", "parameters": "parameters, N"}
+BUDGETS = 5
+
+
+def draw_studies(found: Sequence[Study], folder: Path) -> list[Path]:
+    """scaling.png, .svg and .pdf in `folder`: one row per group, measured losses on the left, isoFLOP curves on the
+    right."""
+    with save_figure(folder, "scaling", 8.0, 3.3 * len(found)) as figure:
+        rows = figure.subplots(len(found), 2, squeeze=False, sharex=True, sharey=True)
+        for one, (left, right) in zip(found, rows, strict=True):
+            sizes = _sizes(one)
+            _draw_tokens(left, one, sizes)
+            _draw_compute(right, one, sizes)
+            left.set_ylabel("validation loss (bits per token)")
+            left.set_title(f"{legend_name(one.group)}: lines of equal tokens")
+            right.set_title("lines of equal compute, C = 6 N D")
+        for axes in rows[-1]:
+            axes.set_xlabel(NAMES[found[0].count])
+    return [folder / f"scaling.{kind}" for kind in ("png", "svg", "pdf")]
+
+
+def _sizes(one: Study) -> Floats:
+    counts = [getattr(point, one.count) for point in one.points]
+    return np.geomspace(min(counts), max(counts), 100)
+
+
+def _draw_tokens(axes: "Axes", one: Study, sizes: Floats) -> None:
+    """Points are runs, lines are the law."""
+    for k, tokens in enumerate(sorted({point.tokens for point in one.points})):
+        style = line_style(k)
+        runs = [point for point in one.points if point.tokens == tokens]
+        axes.plot(sizes, one.law.loss(sizes, tokens), color=style["color"], linestyle=style["linestyle"], linewidth=0.9)
+        places, bits = [getattr(point, one.count) for point in runs], [point.bits for point in runs]
+        axes.plot(places, bits, style["marker"], color=style["color"], label=f"D = {tokens:.3g}")
+    axes.set_xscale("log")
+    axes.legend(fontsize=7)
+
+
+def _draw_compute(axes: "Axes", one: Study, sizes: Floats) -> None:
+    """The law at equal compute, its minima, and the runs with the compute of a line, at most 10% more or less."""
+    compute = [6.0 * getattr(point, one.count) * point.tokens for point in one.points]
+    shown = (min(point.tokens for point in one.points), max(point.tokens for point in one.points))
+    for k, budget in enumerate(np.geomspace(np.quantile(compute, 0.1), np.quantile(compute, 0.9), BUDGETS)):
+        style = line_style(k)
+        tokens = budget / (6 * sizes)
+        inside = (tokens >= shown[0] / 4) & (tokens <= shown[1] * 4)
+        label = f"C = {budget:.2g}"
+        axes.plot(sizes[inside], one.law.loss(sizes, tokens)[inside], color=style["color"], linewidth=0.9, label=label)
+        best = one.law.best_parameters(budget)
+        if sizes[0] <= best <= sizes[-1]:
+            axes.plot(best, one.law.loss(best, budget / (6 * best)), "*", color=style["color"], markersize=9)
+        near = [point for point, c in zip(one.points, compute, strict=True) if abs(np.log(c / budget)) < 0.1]
+        axes.plot(
+            [getattr(point, one.count) for point in near],
+            [point.bits for point in near],
+            style["marker"],
+            color=style["color"],
+        )
+    axes.set_xscale("log")
+    axes.legend(fontsize=7)

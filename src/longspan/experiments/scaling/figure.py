@@ -52,7 +52,7 @@ def _draw_tokens(axes: "Axes", one: Study, sizes: Floats) -> None:
 
 
 def _draw_compute(axes: "Axes", one: Study, sizes: Floats) -> None:
-    """The law at equal compute, its minima, and the runs with the compute of a line, at most 10% more or less."""
+    """The law at equal compute with its minima, and each model's losses, interpolated to that compute."""
     compute = [6.0 * getattr(point, one.count) * point.tokens for point in one.points]
     shown = (min(point.tokens for point in one.points), max(point.tokens for point in one.points))
     for k, budget in enumerate(np.geomspace(np.quantile(compute, 0.1), np.quantile(compute, 0.9), BUDGETS)):
@@ -64,12 +64,22 @@ def _draw_compute(axes: "Axes", one: Study, sizes: Floats) -> None:
         best = one.law.best_parameters(budget)
         if sizes[0] <= best <= sizes[-1]:
             axes.plot(best, one.law.loss(best, budget / (6 * best)), "*", color=style["color"], markersize=9)
-        near = [point for point, c in zip(one.points, compute, strict=True) if abs(np.log(c / budget)) < 0.1]
-        axes.plot(
-            [getattr(point, one.count) for point in near],
-            [point.bits for point in near],
-            style["marker"],
-            color=style["color"],
-        )
+        places, bits = at_compute(one, budget)
+        axes.plot(places, bits, style["marker"], color=style["color"])
     axes.set_xscale("log")
     axes.legend(fontsize=7)
+
+
+def at_compute(one: Study, flops: float) -> tuple[list[int], list[float]]:
+    """The sizes with runs of less and of more compute than this, and their losses, linear in log D between two runs."""
+    models: dict[int, list[tuple[float, float]]] = {}
+    for point in one.points:
+        models.setdefault(getattr(point, one.count), []).append((np.log(point.tokens), point.bits))
+    places, bits = [], []
+    for size, runs in sorted(models.items()):
+        tokens, losses = zip(*sorted(runs), strict=True)
+        wanted = np.log(flops / (6 * size))
+        if tokens[0] <= wanted <= tokens[-1]:
+            places.append(size)
+            bits.append(float(np.interp(wanted, tokens, losses)))
+    return places, bits

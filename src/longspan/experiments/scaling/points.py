@@ -49,7 +49,7 @@ def read_points(paths: Sequence[Path], by: str = GROUP) -> tuple[list[Point], li
         if path.suffix == ".csv":
             points += _read_csv(path)
             continue
-        found = list(_runs_in(path))
+        found = list(runs_in(path))
         if not found:
             raise DataError(f"{path} has no training run; give folders of runs, or a .csv with {', '.join(COLUMNS)}")
         for folder in found:
@@ -64,14 +64,15 @@ def read_points(paths: Sequence[Path], by: str = GROUP) -> tuple[list[Point], li
     return points, notes
 
 
-def _runs_in(folder: Path) -> Iterator[Path]:
+def runs_in(folder: Path) -> Iterator[Path]:
+    """The folders of runs in a folder, sorted; the folder itself if it is a run. Checkpoints are not runs."""
     if (folder / "recipe.toml").is_file():
         if not (folder / MANIFEST).exists():  # a checkpoint has a recipe too
             yield folder
         return
     if folder.is_dir():
         for below in sorted(path for path in folder.iterdir() if path.is_dir()):
-            yield from _runs_in(below)
+            yield from runs_in(below)
 
 
 def why_unfinished(run: Run, recipe: Recipe) -> str | None:

@@ -6,8 +6,8 @@
     python benchmarks/compare_at_41m.py seeds --best A,B --out RUNS    # two further seeds of the best two families
     python benchmarks/compare_at_41m.py families --try --out RUNS      # small models and few steps, on a CPU
 
-Every part is one `longspan compare`, so a second call continues, and --print shows the command. RUNS/table.json has a row
-per model (bits, steps, tokens/s, peak memory, RECL with its interval) and the differences of RECL between models.
+Every part is one `longspan compare`, so a second call continues, and --print shows the command. RUNS/table.json has a
+row per model (bits, steps, tokens/s, peak memory, RECL with its interval) and the differences of RECL between models.
 """
 
 import argparse
@@ -75,12 +75,7 @@ def main() -> int:
     parser.add_argument("part", choices=["families", "order", "ablations", "seeds"])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=int, default=240)
-    parser.add_argument(
-        "--tokens",
-        type=int,
-        default=500_000,
-        help="validation bytes to score; a window per byte takes 250 s per million",
-    )
+    parser.add_argument("--tokens", type=int, default=200_000, help="validation bytes to score")
     parser.add_argument("--targets", type=int, default=20_000, help="for RECL")
     parser.add_argument("--best", default="enwik8-12l-sprint,enwik8-sprint-rotary", help="recipes for further seeds")
     parser.add_argument("--try", dest="small", action="store_true")

@@ -48,6 +48,22 @@ def test_each_budget_equals_a_branch_of_its_own(tmp_path: Path) -> None:
     assert found == pytest.approx({16: 0.01, 17: 0.008, 18: 0.006, 19: 0.004, 20: 0.002})
 
 
+@pytest.mark.gpu
+@pytest.mark.usefixtures("opened")
+@pytest.mark.parametrize("captured", [False, True])
+def test_on_cuda_the_trainer_is_used_again(tmp_path: Path, captured: bool) -> None:
+    """After a branch the trunk continues with the weights it had, also if steps are captured as CUDA graphs."""
+    recipe = make_recipe(training_cuda_graph=captured, training_compile=False, training_precision="float32")
+    train_budgets(recipe, tmp_path / "all", [8, 20], 0.25, device="cuda")
+    run.train(trunk_recipe(recipe, 15), tmp_path / "trunk", device="cuda")
+    origin = str(tmp_path / "trunk" / "checkpoint-15")
+    run.train(branch_recipe(recipe, 20, 0.25), tmp_path / "branch", resume=origin, device="cuda")
+    for own, other in (("trunk", "trunk"), ("steps-20", "branch")):
+        rows = [[json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+                for folder in (tmp_path / "all" / own, tmp_path / other)]  # fmt: skip
+        assert rows[0] == pytest.approx(rows[1], rel=1e-3)
+
+
 @pytest.mark.usefixtures("opened")
 def test_a_second_call_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = make_recipe()

@@ -65,7 +65,7 @@ def check_budgets(recipe: Recipe, budgets: Sequence[int], decay: float) -> list[
             f"training.averaging={recipe.training.averaging!r} and budgets both replace the decay of a long run; "
             "set training.averaging=none"
         )
-    if recipe.training.warmup >= decay_start(min(budgets), decay):
+    if recipe.training.warmup > decay_start(min(budgets), decay):
         raise ConfigError(
             f"training.warmup={recipe.training.warmup} does not end before the decay of {min(budgets)} steps; "
             "lower it, or use a larger budget"

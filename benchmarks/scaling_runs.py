@@ -27,7 +27,7 @@ def command(args: argparse.Namespace, shape: str, memory: int, out: Path) -> lis
     longest = memory + args.segment - 1  # the longest distance of training, which evaluation uses too
     keys = {"model.layers": layers, "model.width": width, "model.heads": max(1, width // head)}
     keys |= {"training.memory": memory, "training.segment": args.segment, "training.seed": args.seed}
-    keys |= {"evaluation.memory": longest, "evaluation.clamp": longest}
+    keys |= {"evaluation.memory": longest + 1, "evaluation.clamp": longest}
     given = [*(f"{key}={value}" for key, value in keys.items()), *args.set]
     sets = [word for pair in given for word in ("--set", pair)]
     budgets = ["--budgets", args.budgets, "--decay", str(args.decay)]

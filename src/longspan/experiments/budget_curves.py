@@ -129,6 +129,9 @@ def draw_budgets(curves: Mapping[str, Sequence[tuple[float, float, float]]], fol
         left.set_ylabel("loss (bits per byte)")
         left.set_title(title)
         left.legend(fontsize=8)
-        for axes in (left, right):
+        first = next(iter(curves.values()))
+        for axes, values in ((left, [s / 60 for s, _, _ in first]), (right, [t / 1e6 for _, t, _ in first])):
             axes.set_xscale("log")
+            axes.set_xticks(values, [f"{value:.3g}" for value in values])
+            axes.set_xticks([], minor=True)
             axes.grid(color="#dddddd", linewidth=0.6)

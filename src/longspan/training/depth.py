@@ -18,8 +18,8 @@ def depths(model: nn.Module) -> dict[str, int]:
 
 
 def rate_factors(model: nn.Module, decay: float, embedding: float = 1.0) -> dict[str, float]:
-    """decay^k for a parameter k layers below the top: the paper's 2.6 is a decay of 1 / 2.6. The factor of the embedding
-    is multiplied by `embedding`."""
+    """decay^k for a parameter k layers below the top: the paper's 2.6 is a decay of 1 / 2.6. That of the embedding is
+    multiplied by `embedding`."""
     found = depths(model)
     top = max(found.values(), default=0)
     return {name: decay ** (top - depth) * (1.0 if depth else embedding) for name, depth in found.items()}

@@ -111,7 +111,7 @@ def test_points_of_run_folders(tmp_path: Path) -> None:
     assert found[0].parameters == own + 256 * 8 + 256  # the table, and a bias per symbol
     assert (found[0].tokens, found[0].bits) == (1000, 2.5)
     assert found[1].flops > found[0].flops
-    assert [note.split()[0] for note in notes] == ["stopped", "trunk", "unscored"]
+    assert [note.split()[0] for note in notes] == ["stopped", "unscored", "1"]
     by_family, _ = read_points([tmp_path / "runs" / "a"], "model.family")
     assert by_family[0].group == "model.family=transformer-xl"
     with pytest.raises(ConfigError):

@@ -20,6 +20,8 @@ BUDGETS = 5
 def draw_studies(found: Sequence[Study], folder: Path) -> list[Path]:
     """scaling.png, .svg and .pdf in `folder`: one row per group, measured losses on the left, isoFLOP curves on the
     right."""
+    from matplotlib.ticker import NullFormatter
+
     with save_figure(folder, "scaling", 8.0, 3.3 * len(found)) as figure:
         rows = figure.subplots(len(found), 2, squeeze=False, sharex=True, sharey=True)
         for one, (left, right) in zip(found, rows, strict=True):
@@ -31,6 +33,7 @@ def draw_studies(found: Sequence[Study], folder: Path) -> list[Path]:
             right.set_title("lines of equal compute, C = 6 N D")
         for axes in rows[-1]:
             axes.set_xlabel(NAMES[found[0].count])
+            axes.xaxis.set_minor_formatter(NullFormatter())
     return [folder / f"scaling.{kind}" for kind in ("png", "svg", "pdf")]
 
 
@@ -58,7 +61,7 @@ def _draw_compute(axes: "Axes", one: Study, sizes: Floats) -> None:
     for k, budget in enumerate(np.geomspace(np.quantile(compute, 0.1), np.quantile(compute, 0.9), BUDGETS)):
         style = line_style(k)
         tokens = budget / (6 * sizes)
-        inside = (tokens >= shown[0] / 4) & (tokens <= shown[1] * 4)
+        inside = (tokens >= shown[0] / 1.5) & (tokens <= shown[1] * 1.5)
         label = f"C = {budget:.2g}"
         axes.plot(sizes[inside], one.law.loss(sizes, tokens)[inside], color=style["color"], linewidth=0.9, label=label)
         best = one.law.best_parameters(budget)

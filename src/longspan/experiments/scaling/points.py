@@ -10,13 +10,14 @@ from typing import Any
 from longspan import config
 from longspan.checkpoints.manifest import MANIFEST
 from longspan.contract import LanguageModel
-from longspan.errors import ConfigError, DataError
+from longspan.errors import ConfigError, DataError, counted
 from longspan.experiments.report.runs import Run, read_run
 from longspan.models.families import outline
 from longspan.training.recipe import Recipe, load_recipe
 from longspan.training.utilisation import flops_per_token
 
 GROUP = "training.memory"
+NO_DECAY = "the learning rate does not fall (a trunk), so the loss is not that of a finished run"
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ def read_points(paths: Sequence[Path], by: str = GROUP) -> tuple[list[Point], li
     left out. Runs with different values of the recipe's key `by` form different groups."""
     points: list[Point] = []
     notes: list[str] = []
+    trunks = 0
     for path in paths:
         if path.suffix == ".csv":
             points += _read_csv(path)
@@ -59,8 +61,12 @@ def read_points(paths: Sequence[Path], by: str = GROUP) -> tuple[list[Point], li
             reason = why_unfinished(run, recipe)
             if reason is None:
                 points.append(_point(name, run, recipe, by))
+            elif reason == NO_DECAY:
+                trunks += 1
             else:
                 notes.append(f"{name} is left out: {reason}")
+    if trunks:
+        notes.append(f"{counted(trunks, 'run')} left out: {NO_DECAY}")
     return points, notes
 
 
@@ -79,7 +85,7 @@ def why_unfinished(run: Run, recipe: Recipe) -> str | None:
     """Why the last validation of a run is not its final loss; None if it is."""
     training = recipe.training
     if training.schedule == "constant" and not training.cooldown:
-        return "its learning rate does not fall, so its loss is not that of a finished run"
+        return NO_DECAY
     steps, validated = run.training["step"], run.held_out["step"]
     if not steps.size:
         return "it has no steps"

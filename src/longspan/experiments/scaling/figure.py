@@ -57,15 +57,16 @@ def _draw_tokens(axes: "Axes", one: Study, sizes: Floats) -> None:
 def _draw_compute(axes: "Axes", one: Study, sizes: Floats) -> None:
     """The law at equal compute with its minima, and each model's losses, interpolated to that compute."""
     compute = [6.0 * getattr(point, one.count) * point.tokens for point in one.points]
-    shown = (min(point.tokens for point in one.points), max(point.tokens for point in one.points))
+    measured = [point.tokens for point in one.points]
+    shown = (min(measured) / 1.5, max(measured) * 1.5)  # the law is not drawn far outside of the runs
     for k, budget in enumerate(np.geomspace(np.quantile(compute, 0.1), np.quantile(compute, 0.9), BUDGETS)):
         style = line_style(k)
         tokens = budget / (6 * sizes)
-        inside = (tokens >= shown[0] / 1.5) & (tokens <= shown[1] * 1.5)
+        inside = (tokens >= shown[0]) & (tokens <= shown[1])
         label = f"C = {budget:.2g}"
         axes.plot(sizes[inside], one.law.loss(sizes, tokens)[inside], color=style["color"], linewidth=0.9, label=label)
         best = one.law.best_parameters(budget)
-        if sizes[0] <= best <= sizes[-1]:
+        if sizes[0] <= best <= sizes[-1] and shown[0] <= budget / (6 * best) <= shown[1]:
             axes.plot(best, one.law.loss(best, budget / (6 * best)), "*", color=style["color"], markersize=9)
         places, bits = at_compute(one, budget)
         axes.plot(places, bits, style["marker"], color=style["color"])

@@ -65,7 +65,8 @@ def main() -> int:
         if args.window_tokens and not run.recipe.training_reading().memory:
             some = text.excerpt(0, args.window_tokens)
             row["window"] = score_window(model, some, run.recipe)
-            row["stream_on_the_same"] = min(score_memories(model, some, readings(run.recipe, memories, 2.0)).values())
+            same = readings(run.recipe, [run.recipe.training_reading().segment])
+            row["stream_on_the_same"] = next(iter(score_memories(model, some, same).values()))
         rows.append(row)
         print(json.dumps(row), flush=True)
     curves = {name: [row for row in rows if row["curve"] == name] for name in dict.fromkeys(r["curve"] for r in rows)}

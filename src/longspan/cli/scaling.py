@@ -82,8 +82,8 @@ def _print_table(count: str, found: "list[Study]", apart: "list[Difference]") ->
             )
     for other in apart:
         verdict = "differs" if other.clear else "no clear difference"
-        shown = _shown(other.value, other.low, other.high)
-        print(f"  {other.name}, {other.second} minus {other.first}: {shown}, {verdict}")
+        between = f"{other.name}, {other.second} minus {other.first}"
+        print(f"  {between}: {_shown(other.value, other.low, other.high)}, {verdict}")
 
 
 def _shown(value: float, low: float, high: float) -> str:

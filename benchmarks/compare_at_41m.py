@@ -76,7 +76,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=int, default=240)
     parser.add_argument("--tokens", type=int, default=200_000, help="validation bytes to score")
-    parser.add_argument("--targets", type=int, default=20_000, help="for RECL")
+    parser.add_argument("--targets", type=int, default=10_000, help="for RECL")
     parser.add_argument("--best", default="enwik8-12l-sprint,enwik8-sprint-rotary", help="recipes for further seeds")
     parser.add_argument("--try", dest="small", action="store_true")
     parser.add_argument("--print", action="store_true")

@@ -34,7 +34,7 @@ def points(law: Law = TRUE, *, noise: float = 0.002, seed: int = 0, group: str =
 def test_intervals_cover_at_the_stated_rate() -> None:
     """95% intervals of both exponents contain the truth, up to chance: binomial with p = 0.95, 4 standard deviations
     and 5% for the few runs."""
-    trials, resamples = (100, 300) if LONG else (10, 80)
+    trials, resamples = (100, 300) if LONG else (8, 40)
     inside = 0
     for seed in range(trials):
         table = np.array([(point.non_embedding, point.tokens, point.bits) for point in points(seed=seed, models=6)])
@@ -47,7 +47,7 @@ def test_intervals_cover_at_the_stated_rate() -> None:
 
 
 def test_predicts_the_largest_model_from_the_others() -> None:
-    found = study(points(), resamples=60)
+    found = study(points(), resamples=30)
     target = found.prediction
     assert target is not None
     assert target.tokens == 64 << 20
@@ -55,7 +55,7 @@ def test_predicts_the_largest_model_from_the_others() -> None:
     assert abs(target.error) < 0.02
     # The losses of the largest model must not influence the prediction.
     changed = [p if p.non_embedding < 4e7 else Point(*{**vars(p), "bits": 9.0}.values()) for p in points()]
-    other = study(changed, resamples=60).prediction
+    other = study(changed, resamples=30).prediction
     assert other is not None
     assert other.predicted == target.predicted
     assert other.measured == 9.0
@@ -63,7 +63,7 @@ def test_predicts_the_largest_model_from_the_others() -> None:
 
 def test_groups_with_other_exponents_differ() -> None:
     other = Law(0.9, 100.0, 120.0, 0.45, 0.37)
-    found = studies([*points(), *points(seed=1, group="b"), *points(other, seed=2, group="c")], resamples=60)
+    found = studies([*points(), *points(seed=1, group="b"), *points(other, seed=2, group="c")], resamples=30)
     assert [one.group for one in found] == ["a", "b", "c"]
     apart = {(one.first, one.second): one for one in differences(found) if one.name == "alpha"}
     assert not apart["a", "b"].clear

@@ -20,7 +20,7 @@ DELTA = 1e-3
 PARAMETERS = 5
 EXPONENTS = (0.01, 3.0)
 """The range that is searched for both exponents."""
-_GRID, _STARTS = 25, 4
+_GRID, _STARTS = 15, 3
 _ITERATIONS, _REWEIGHTINGS = 40, 8
 _SUBSETS = ((1, 2), (0, 1), (0, 2), (0,))  # of E, A and B, if one of them would be negative
 
@@ -219,7 +219,8 @@ def _step(x: Floats, y: Floats, exponents: Floats, coefficients: Floats, damping
     fitted = np.maximum((columns @ coefficients[..., None])[..., 0], 1e-300)
     residuals = np.log(fitted) - y
     root = np.sqrt(delta / np.maximum(np.abs(residuals), delta))
-    linear = columns * (root / fitted)[..., None]
+    # A coefficient at 0 absorbs nothing: it cannot become negative.
+    linear = columns * (root / fitted)[..., None] * (coefficients > 0)[:, None]
     slopes = -x.T * coefficients[:, None, 1:] * columns[..., 1:] * (root / fitted)[..., None]
     gram = linear.swapaxes(1, 2) @ linear
     gram = gram + 1e-12 * np.trace(gram, axis1=1, axis2=2)[:, None, None] * np.eye(3)

@@ -44,7 +44,19 @@ def command(args: argparse.Namespace) -> list[str]:
     recipes = {"families": FAMILIES, "order": ORDER, "ablations": "enwik8-12l-sprint"}.get(args.part)
     chosen = args.best.split(",") if recipes is None else (SMALL[args.part] if args.small else recipes).split()
     data, budget = ("stdlib", "steps=3") if args.small else ("enwik8", f"params=41M,seconds={args.seconds}")
-    line = [sys.executable, "-m", "longspan", "compare", *chosen, "--data", data, "--budget", budget, "--json"]
+    line = [
+        sys.executable,
+        "-m",
+        "longspan",
+        "compare",
+        *chosen,
+        "--data",
+        data,
+        "--budget",
+        budget,
+        "--json",
+        "--no-report",
+    ]
     line += ["--out", str(args.out / args.part), "--tokens", str(4096 if args.small else args.tokens)]
     if args.part in ("families", "order"):
         line += ["--contexts", "8:64:8" if args.small else "50:500:50"]

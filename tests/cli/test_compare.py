@@ -317,9 +317,7 @@ def test_seeds_and_a_grid(cli: Cli, novel: Path, no_report: None) -> None:
     cli("compare", file, "--data", novel, "--out", "h", "--grid", "lr").refused("'lr'")
 
 
-def test_side_by_side_gives_the_same_numbers(
-    cli: Cli, novel: Path, no_report: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_side_by_side_gives_the_same_numbers(cli: Cli, novel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands of the processes are run here: starting a process takes seconds."""
     commands: dict[str, Any] = {}
 
@@ -331,12 +329,14 @@ def test_side_by_side_gives_the_same_numbers(
 
     monkeypatch.setattr(group, "run_side_by_side", in_process)
     one = recipe("one.toml", "lstm")
-    line = ["compare", one, "--data", novel, "--each", "training.lr=0.03", "--targets", 0, "--json"]
+    line = ["compare", one, "--data", novel, "--each", "training.lr=0.03", "--targets", 0, "--no-report", "--json"]
     alone, together = cli(*line, "--out", "g").json, cli(*line, "--out", "h", "--parallel", 2).json
     assert list(commands) == list(by_name(together)) == ["one", "one--training.lr=0.03"]
     for name, row in by_name(alone).items():
         assert by_name(together)[name]["bits"] == row["bits"]
     assert alone["contexts"] == together["contexts"] == []
+    assert alone["report"] is None
+    assert not Path("g/report.html").exists()
     assert by_name(alone)["one"]["bits"] != by_name(alone)["one--training.lr=0.03"]["bits"]
     commands.clear()
     assert cli(*line, "--out", "h", "--parallel", 2).code == 0

@@ -55,6 +55,9 @@ def compare(
     parallel: Annotated[
         int, typer.Option("--parallel", metavar="K", help="Train K at the same time, each in its own process.")
     ] = 1,
+    report: Annotated[
+        bool, typer.Option("--report/--no-report", help="Write DIR/report.html, which takes minutes for many runs.")
+    ] = True,
     json: Json = False,
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
@@ -70,7 +73,8 @@ def compare(
     from longspan.experiments.compare.variants import parse_each, parse_grid, variants
     from longspan.experiments.figures.drawing import require_matplotlib
 
-    require_matplotlib()
+    if report:
+        require_matplotlib()
     limits = parse_budget(budget)
     lengths = None if contexts is None else parse_contexts(contexts)
     if targets is not None and targets < 0:
@@ -95,7 +99,7 @@ def compare(
         if not json:
             _print_table(found, where.device)  # before the report, which may take a while
             sys.stdout.flush()
-        if found.complete:
+        if found.complete and report:
             with progress("report", quiet=json) as watch:
                 write_report(found, results, where.device, where.dtype, progress=watch, log=_log)
     except (group.StoppedError, KeyboardInterrupt) as stop:
@@ -104,9 +108,10 @@ def compare(
         given = {"--budget": budget, "--data": data, "--out": out, "--tokens": tokens, "--contexts": contexts}
         given |= {"--targets": targets, "--seed": seed, "--device": device, "--dtype": dtype, "--threads": threads}
         given |= {"--seeds": seeds, "--set": set_, "--grid": grid, "--each": each, "--parallel": parallel}
-        _log(f"{message}; continue with: {_command(recipes, given)}")
+        command = _command(recipes, given) + ("" if report else " --no-report")
+        _log(f"{message}; continue with: {command}")
         raise typer.Exit(code) from None
-    page = str(out / REPORT) if found.complete else None
+    page = str(out / REPORT) if found.complete and report else None
     if json:
         about: dict[str, Any] = {"budget": limits.facts, "data": data, "split": SPLIT, "report": page}
         about |= {"notes": found.notes, "peak_memory_of": "device" if where.device.type == "cuda" else "process"}

@@ -140,18 +140,28 @@ def bootstrap(
     """The law, the laws of resamples, and the spread of the residuals.
 
     Residuals of the log loss are resampled, not runs: the runs are a design with few sizes, and without one of them the
-    exponents may be undetermined. They are enlarged for the five parameters that were fitted to them.
+    exponents may be undetermined.
     """
     full = fit_batch(parameters, tokens, losses[None], delta)
     law = full.law()
     expected = np.log(law.loss(parameters, tokens))
     residuals = np.log(losses) - expected
     spread = float(np.sqrt(np.mean(residuals**2)))
-    enlarged = (residuals - residuals.mean()) * np.sqrt(len(losses) / (len(losses) - PARAMETERS))
-    random = np.random.default_rng(seed)
-    drawn = random.choice(enlarged, (resamples, len(losses)))
+    drawn = np.random.default_rng(seed).choice(_typical(residuals), (resamples, len(losses)))
     resampled: Fit = fit_batch(parameters, tokens, np.exp(expected + drawn), delta, start=full.exponents[0])
     return law, tuple(resampled.law(row) for row in range(resamples)), spread
+
+
+def _typical(residuals: Floats) -> Floats:
+    """Residuals as large as those of new runs would be.
+
+    A fit with a Huber loss passes nearly through as many runs as it has parameters. Their residuals say nothing about
+    the noise, so they are left out. If few runs would be left, all residuals are enlarged instead.
+    """
+    centred = residuals - residuals.mean()
+    if len(residuals) < 3 * PARAMETERS:
+        return np.asarray(centred * np.sqrt(len(residuals) / (len(residuals) - PARAMETERS)))
+    return np.asarray(centred[np.argsort(np.abs(centred))[PARAMETERS:]])
 
 
 def _predict(points: Sequence[Point], count: str, resamples: int, seed: int, delta: float) -> Prediction | None:

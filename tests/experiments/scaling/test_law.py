@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from longspan.errors import DataError
-from longspan.experiments.scaling.law import DELTA, Law, fit, fit_batch, huber
+from longspan.experiments.scaling.law import DELTA, Law, fit, fit_batch, huber, project
 
 TRUE = Law(0.9, 40.0, 120.0, 0.35, 0.37)
 
@@ -58,6 +58,19 @@ def test_agrees_with_a_search_over_all_five_parameters() -> None:
     found = fit_batch(N, D, np.exp(y)[None])
     assert found.objective[0] <= huber(residuals(best.x), DELTA).sum() * (1 + 1e-4)
     np.testing.assert_allclose(found.exponents[0], best.x[3:], atol=2e-3)
+
+
+def test_no_exponents_nearby_are_better_if_residuals_are_large() -> None:
+    """Residuals of 1.5% are far above delta, so the objective is a sum of absolute values with kinks."""
+    N, D = design(5)
+    losses = TRUE.loss(N, D) * np.exp(0.015 * np.random.default_rng(8).normal(size=N.size))
+    found = fit_batch(N, D, losses[None])
+    sizes = np.log(np.stack([N, D]))
+    x, y = sizes - sizes.mean(axis=1, keepdims=True), np.log(losses)[None]
+    offsets = np.linspace(-0.03, 0.03, 21)
+    near = found.exponents + np.stack(np.meshgrid(offsets, offsets), axis=-1).reshape(-1, 2)
+    _, objective = project(x, np.repeat(y, len(near), axis=0), np.maximum(near, 0.01), DELTA, 40)
+    assert found.objective[0] <= objective.min() * (1 + 1e-6)
 
 
 def test_no_coefficient_is_negative() -> None:

@@ -21,7 +21,7 @@ PARAMETERS = 5
 EXPONENTS = (0.01, 3.0)
 """The range that is searched for both exponents."""
 _GRID, _STARTS = 15, 3
-_ITERATIONS, _REWEIGHTINGS = 40, 8
+_ITERATIONS, _REWEIGHTINGS, _FINE = 40, 8, 40
 _SUBSETS = ((1, 2), (0, 1), (0, 2), (0,))  # of E, A and B, if one of them would be negative
 
 
@@ -96,7 +96,7 @@ def fit_batch(
             np.where(better[(...,) + (None,) * (a.ndim - 1)], b, a) for a, b in zip(found, other, strict=True)
         )  # type: ignore[assignment]
     assert found is not None
-    coefficients, exponents, objective = found
+    coefficients, exponents, objective = found if len(y) > 1 else _polish(x, y, *found, delta)
     return Fit(coefficients, exponents, np.exp(scale[:, 0]), objective)
 
 
@@ -124,7 +124,9 @@ def _columns(x: Floats, exponents: Floats) -> Floats:
     return np.stack([np.ones_like(powers[:, 0]), powers[:, 0], powers[:, 1]], axis=-1)
 
 
-def project(x: Floats, y: Floats, exponents: Floats, delta: float) -> tuple[Floats, Floats]:
+def project(
+    x: Floats, y: Floats, exponents: Floats, delta: float, reweightings: int = _REWEIGHTINGS
+) -> tuple[Floats, Floats]:
     """The best E, A and B, none negative, for given exponents, and the objective there.
 
     log(X c) - y is linearised at the last c and its squares are weighted so that they add up to the Huber loss. The
@@ -133,7 +135,7 @@ def project(x: Floats, y: Floats, exponents: Floats, delta: float) -> tuple[Floa
     columns = _columns(x, exponents)
     predicted, weights = np.exp(y), np.ones_like(y)
     coefficients, objective = np.zeros((len(y), 3)), np.full(len(y), np.inf)
-    for _ in range(_REWEIGHTINGS):
+    for _ in range(reweightings):
         target = 1 - (np.log(predicted) - y)
         scaled = columns / predicted[..., None]
         new = _non_negative(scaled, target, weights)
@@ -141,8 +143,9 @@ def project(x: Floats, y: Floats, exponents: Floats, delta: float) -> tuple[Floa
         residuals = np.log(np.maximum(fitted, 1e-300)) - y
         value = huber(residuals, delta).sum(axis=1)
         better = value < objective
+        done = objective - value <= 1e-10 * value
         coefficients[better], objective[better] = new[better], value[better]
-        if not better.any():
+        if done.all():
             break
         predicted = np.maximum(fitted, 1e-300)
         weights = delta / np.maximum(np.abs(residuals), delta)
@@ -211,6 +214,26 @@ def _search(x: Floats, y: Floats, exponents: Floats, delta: float) -> tuple[Floa
         active = active[~done]
         if not active.size:
             break
+    return coefficients, exponents, objective
+
+
+def _polish(
+    x: Floats, y: Floats, coefficients: Floats, exponents: Floats, objective: Floats, delta: float
+) -> tuple[Floats, Floats, Floats]:
+    """A pattern search from the exponents of one law. Where residuals are much larger than delta the objective has
+    kinks, and steps by derivatives stop early; in a bootstrap that is small against the spread."""
+    around = np.array([(i, k) for i in (-1, 0, 1) for k in (-1, 0, 1)], np.float64)
+    size, many = 0.05, np.repeat(y, len(around), axis=0)
+    for _ in range(400):
+        trials = np.clip(exponents + size * around, *EXPONENTS)
+        tried, values = project(x, many, trials, delta, _FINE)
+        best = [int(values.argmin())]
+        if values[best[0]] < objective[0] * (1 - 1e-8):
+            coefficients, exponents, objective = tried[best], trials[best], values[best]
+        elif size < 2e-4:
+            break
+        else:
+            size /= 2
     return coefficients, exponents, objective
 
 

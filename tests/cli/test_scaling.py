@@ -15,7 +15,7 @@ pytest.importorskip("matplotlib")
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     write_csv(
-        [*points(group="training.memory=0"), *points(models=4, seed=1, group="training.memory=512")],
+        [*points(models=4, group="training.memory=0"), *points(models=4, seed=1, group="training.memory=512")],
         tmp_path / "points.csv",
     )
     return tmp_path / "points.csv"

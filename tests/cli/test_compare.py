@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from longspan.experiments.compare import group
 from longspan.experiments.compare.budget import parse_budget
 from longspan.experiments.compare.member import Setup, read_recipe
 from longspan.experiments.compare.variants import Variant
@@ -271,7 +272,9 @@ def test_wrong_use_is_one_sentence_and_creates_nothing(cli: Cli, novel: Path) ->
     cli(*good, "--budget", "tokens=5").refused("'tokens'", "params=41M")
     cli(*good, "--budget", "steps=none").refused("'steps=none'")
     cli(*good, "--tokens", 1).refused("--tokens 1")
-    cli(*good, "--targets", 0).refused("--targets 0")
+    cli(*good, "--targets", -1).refused("--targets -1")
+    cli(*good, "--parallel", 0).refused("--parallel 0")
+    cli(*good, "--each", "model").refused("'model'")
     cli(*good, "--contexts", "5").refused("at least two")
     cli(*good, "--device", "cuda").refused("cuda")
     cli("compare", one, "./one.toml", *good[2:]).refused("./one.toml", "twice")
@@ -312,3 +315,29 @@ def test_seeds_and_a_grid(cli: Cli, novel: Path, no_report: None) -> None:
     assert {path for path, time in write_times("g").items() if before[path] != time} <= {"g/compare.json"}
     cli("compare", file, "--data", novel, "--out", "h", "--seeds", 0).refused("--seeds 0")
     cli("compare", file, "--data", novel, "--out", "h", "--grid", "lr").refused("'lr'")
+
+
+def test_side_by_side_gives_the_same_numbers(cli: Cli, novel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of the processes are run here: starting a process takes seconds."""
+    commands: dict[str, Any] = {}
+
+    def in_process(given: dict[str, list[str]], at_once: int, folder: Path, log: Any) -> None:
+        assert (at_once, folder.name) == (2, "logs")
+        commands.update(given)
+        for command in given.values():
+            assert cli(*command[command.index("train") :]).code == 0
+
+    monkeypatch.setattr(group, "run_side_by_side", in_process)
+    one = recipe("one.toml", "lstm")
+    line = ["compare", one, "--data", novel, "--each", "training.lr=0.03", "--targets", 0, "--no-report", "--json"]
+    alone, together = cli(*line, "--out", "g").json, cli(*line, "--out", "h", "--parallel", 2).json
+    assert list(commands) == list(by_name(together)) == ["one", "one--training.lr=0.03"]
+    for name, row in by_name(alone).items():
+        assert by_name(together)[name]["bits"] == row["bits"]
+    assert alone["contexts"] == together["contexts"] == []
+    assert alone["report"] is None
+    assert not Path("g/report.html").exists()
+    assert by_name(alone)["one"]["bits"] != by_name(alone)["one--training.lr=0.03"]["bits"]
+    commands.clear()
+    assert cli(*line, "--out", "h", "--parallel", 2).code == 0
+    assert commands == {}

@@ -52,12 +52,13 @@ def test_part_of_a_text_with_another_memory(cli: Cli, model: Path, text: Path) -
 @pytest.mark.slow
 def test_loss_against_memory(cli: Cli, model: Path, text: Path) -> None:
     """Every point is the score of `longspan eval` with that memory."""
-    result = cli("figures", model, "--data", text, "--memories", "40,8,0", "--tokens", 200, "--out", "p")
+    reading = ["--clamp", 12, "--discount", 2]
+    result = cli("figures", model, "--data", text, "--memories", "40,8,0", "--tokens", 200, "--out", "p", *reading)
     assert (result.code, result.err, result.out) == (0, "", "p/memory.svg\n")
     Path("part.txt").write_bytes(text.read_bytes()[:200])
     shown = Path("p/memory.svg").read_text()
     for memory in (8, 40):
-        bits = cli("eval", model, "--data", "part.txt", "--memory", memory, "--json").json["bits_per_byte"]
+        bits = cli("eval", model, "--data", "part.txt", "--memory", memory, *reading, "--json").json["bits_per_byte"]
         assert f"<!-- {bits:.3f} -->" in shown
 
 

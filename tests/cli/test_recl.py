@@ -21,7 +21,7 @@ def test_a_group_of_models(cli: Cli, model: Path, vanilla: Path, text: Path) -> 
     result = cli("recl", model, vanilla, "--data", text, "--r", "0.1,1.0", "--json", *FAST)
     assert (result.code, result.err) == (0, "")
     found = result.json
-    assert set(found) == {"recl", "ecl", "bounded", "intervals"}
+    assert set(found) == {"recl", "ecl", "bounded", "intervals", "differences"}
     assert set(found["recl"]) == set(found["bounded"]) == {"0.1", "1.0"}
     for lengths in [*found["recl"].values(), found["ecl"]]:
         assert set(lengths) == {"m", "v"}
@@ -57,6 +57,10 @@ def test_loss_tables_from_other_programs(cli: Cli) -> None:
     assert found["ecl"] == expected
     assert found["bounded"] == {r: ["model 0"] for r in ("0.1", "0.5", "1.0")}
     assert found["intervals"]["recl"]["0.5"]["model 1"] == [200, 200]
+    one = {"first": "model 0", "second": "model 2", "tokens": 200, "low": 200, "high": 200, "longer": 1.0}
+    assert one in found["differences"]["0.1"]
+    shown = cli("recl", "--losses", "t.npz", "--pairs").out
+    assert "RECL r=0.1, model 0 minus model 2: +200 [+200, +200], longer in 100% of the resamples\n" in shown
     some = cli("recl", "--losses", "t.npz", "--contexts", "100:200:100", "--r", "1", "--json").json
     assert some["recl"] == {"1": {"model 0": 200, "model 1": 200, "model 2": 100}}
 

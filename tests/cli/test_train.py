@@ -54,6 +54,17 @@ def test_train_resume_score_generate_extend(cli: Cli, novel: Path) -> None:
     assert steps == list(range(1, 16))
 
 
+def test_budgets(cli: Cli, novel: Path) -> None:
+    line = ["train", "--recipe", "tiny", "--data", novel, "--out", "runs", *sets(*SMALL, "training.warmup=2")]
+    cli(*line, "--budgets", "4,x").refused("--budgets 4,x")
+    cli(*line, "--budgets", "8", "--track", "wandb").refused("--track")
+    cli(*line, "--budgets", "8", "--decay", "2").refused("decay 2")
+    result = cli(*line, "--budgets", "4,8", "--decay", "0.5")
+    assert result.out == "finished after step 4: runs/steps-4\nfinished after step 8: runs/steps-8\n", result.err
+    again = cli(*line, "--budgets", "4,8", "--decay", "0.5")
+    assert again.out.count("already finished") == 2
+
+
 def test_errors_name_the_cause_and_leave_no_files(cli: Cli, novel: Path) -> None:
     small = ["train", "--recipe", "tiny", *sets(*SMALL)]
     Path("empty.txt").write_bytes(b"")

@@ -25,6 +25,7 @@ def _no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
         "compare tiny --data text.txt --out group",
         "figures model --data text.txt --out figures",
         "demo --out runs --report r.html",
+        "scaling runs --out figures",
     ],
 )
 def test_commands_that_draw_are_refused_at_once(cli: Cli, tmp_path: Path, line: str) -> None:

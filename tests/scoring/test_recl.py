@@ -21,6 +21,7 @@ from longspan.scoring.recl import (
     gains,
     hard_targets,
     recl,
+    recl_differences,
     relative_loss,
     resampled_gains,
 )
@@ -203,6 +204,19 @@ def test_recl_of_a_known_source(d: int, share: float) -> None:
     assert not found["ideal"].bounded
     assert abs(found["cut-30"].tokens - 30) <= 10
     assert abs(found["cut-45"].tokens - 45) <= 10
+
+
+def test_differences_separate_models_and_not_copies() -> None:
+    table = ideal_table(MarkedLag(50), cuts=(30,))
+    twice = LossTable((*table.names, "copy"), table.contexts, np.concatenate([table.losses, table.losses[1:]]))
+    length = {name: one.tokens for name, one in recl(twice, 0.5).items()}
+    found = {(one.first, one.second): one for one in recl_differences(twice, 0.5)}
+    assert set(found) == {("copy", "cut-30"), ("copy", "ideal"), ("cut-30", "ideal")}
+    for (first, second), one in found.items():
+        assert one.low <= one.tokens == length[first] - length[second] <= one.high
+    assert found["cut-30", "ideal"].high < 0
+    assert found["cut-30", "ideal"].longer < 0.01
+    assert (found["copy", "cut-30"].low, found["copy", "cut-30"].high, found["copy", "cut-30"].longer) == (0, 0, 0.5)
 
 
 def test_a_single_lag_is_found_by_ecl_and_missed_by_recl() -> None:

@@ -124,3 +124,18 @@ def test_the_state_can_be_saved_and_loaded(kind: str) -> None:
     assert all(torch.equal(t, first.tensors()[name]) for name, t in second.tensors().items())
     with pytest.raises(CheckpointError, match="here "):
         second.load({}, "here")
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_the_embedding_has_its_own_rate(optimizer: str) -> None:
+    """With gradients of one, the first update of both optimisers is the learning rate."""
+    recipe = make_recipe(training_optimizer=optimizer, training_lr=0.01, training_embedding_rate=3.0)
+    model = family(recipe.family)(recipe.model)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    made = Optimizer(model, recipe.training)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    made.step(1.0, ALLOW)
+    for name, parameter in model.named_parameters():
+        rate = 0.03 if name.startswith("embedding.") else 0.01
+        torch.testing.assert_close(before[name] - parameter.detach(), torch.full_like(parameter, rate))

@@ -68,6 +68,21 @@ def test_ptb_recipe_has_the_documented_dropout_and_at_most_24m_parameters() -> N
     assert recipe.expected.score == 54.52
 
 
+@pytest.mark.parametrize(("name", "most"), [("ptb-transformer-xl", 24_000_000), ("wt2-transformer-xl", 33_000_000)])
+def test_recipes_for_words_are_the_papers_model_without_pointer(name: str, most: int) -> None:
+    recipe = load_recipe(name)
+    with torch.device("meta"):
+        model = family(recipe.family)(recipe.model)
+        plain = {key: getattr(recipe.model, key) for key in ("vocabulary", "layers", "width", "heads", "inner")}
+        paper = family("transformer-xl")(family("transformer-xl").Config(**plain))
+    assert model.parameter_count == paper.parameter_count == recipe.expected.parameters <= most
+    assert recipe.model.pointer_width == 0
+    assert recipe.evaluation.temperature is None
+    passes = {"ptb-transformer-xl": (929_589, 175), "wt2-transformer-xl": (2_088_628, 100)}[name]
+    per_pass = -(-passes[0] // (recipe.training.batch * recipe.training.segment))
+    assert recipe.training.steps == pytest.approx(per_pass * passes[1], rel=0.01)
+
+
 @pytest.mark.parametrize("name", [n for n in recipe_names() if n.startswith("enwik8-") and n not in PUBLISHED])
 def test_baselines_have_the_size_of_transformer_xl(name: str) -> None:
     recipe = load_recipe(name)

@@ -35,7 +35,7 @@ def compare(
         str | None, typer.Option("--contexts", help="For RECL: FIRST:LAST:STEP in tokens. Default: ten steps to 1000.")
     ] = None,
     targets: Annotated[
-        int | None, typer.Option("--targets", help="For RECL: number of tokens to predict. Default: 200.")
+        int | None, typer.Option("--targets", help="For RECL: number of tokens to predict; 0: no RECL. Default: 200.")
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of weights and dropout, for all recipes.")] = None,
     seeds: Annotated[
@@ -46,6 +46,18 @@ def compare(
         list[str],
         typer.Option("--grid", metavar="KEY=V,V,...", help="Train each recipe with each value; repeat for a product."),
     ] = [],  # noqa: B006 (typer copies it)
+    each: Annotated[
+        list[str],
+        typer.Option(
+            "--each", metavar="KEY=V,...", help="Train each recipe also with this change alone; repeat for more."
+        ),
+    ] = [],  # noqa: B006 (typer copies it)
+    parallel: Annotated[
+        int, typer.Option("--parallel", metavar="K", help="Train K at the same time, each in its own process.")
+    ] = 1,
+    report: Annotated[
+        bool, typer.Option("--report/--no-report", help="Write DIR/report.html, which takes minutes for many runs.")
+    ] = True,
     json: Json = False,
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
@@ -58,14 +70,17 @@ def compare(
     from longspan.experiments.compare.member import SPLIT, Setup
     from longspan.experiments.compare.results import name_members, open_results
     from longspan.experiments.compare.table import REPORT, write_report
-    from longspan.experiments.compare.variants import parse_grid, variants
+    from longspan.experiments.compare.variants import parse_each, parse_grid, variants
     from longspan.experiments.figures.drawing import require_matplotlib
 
-    require_matplotlib()
+    if report:
+        require_matplotlib()
     limits = parse_budget(budget)
     lengths = None if contexts is None else parse_contexts(contexts)
-    if targets is not None and targets < 1:
-        raise ConfigError(f"--targets {targets} must be at least 1")
+    if targets is not None and targets < 0:
+        raise ConfigError(f"--targets {targets} must be at least 1, or 0 for no RECL")
+    if parallel < 1:
+        raise ConfigError(f"--parallel {parallel} must be at least 1")
     if tokens < 2 and tokens != 0:
         raise ConfigError(f"--tokens {tokens} must be at least 2, or 0 for all of the validation split")
     where = machine(device, dtype, threads)
@@ -75,15 +90,16 @@ def compare(
     parse_overrides(set_)  # checks them
     first = 1 if seed is None else seed
     numbers = [seed] if seeds == 1 else [first + k for k in range(seeds)]
-    members = variants(name_members(recipes, results), parse_grid(grid), numbers)
+    members = variants(name_members(recipes, results), parse_grid(grid), numbers, parse_each(each))
     precision = () if dtype == "auto" else (f"training.precision={dtype}",)
     setup = Setup(data, limits, where.device, where.dtype, (*set_, *precision), seed, tokens)
     try:
-        found = group.compare(members, results, setup, contexts=lengths, targets=targets, log=_log)
+        measured: dict[str, Any] = {"contexts": lengths, "targets": targets}
+        found = group.compare(members, results, setup, parallel=parallel, log=_log, **measured)
         if not json:
             _print_table(found, where.device)  # before the report, which may take a while
             sys.stdout.flush()
-        if found.complete:
+        if found.complete and report:
             with progress("report", quiet=json) as watch:
                 write_report(found, results, where.device, where.dtype, progress=watch, log=_log)
     except (group.StoppedError, KeyboardInterrupt) as stop:
@@ -91,10 +107,11 @@ def compare(
         message, code = (str(stop), 128 + stop.number) if stopped else ("stopped", 130)  # type: ignore[union-attr]
         given = {"--budget": budget, "--data": data, "--out": out, "--tokens": tokens, "--contexts": contexts}
         given |= {"--targets": targets, "--seed": seed, "--device": device, "--dtype": dtype, "--threads": threads}
-        given |= {"--seeds": seeds, "--set": set_, "--grid": grid}
-        _log(f"{message}; continue with: {_command(recipes, given)}")
+        given |= {"--seeds": seeds, "--set": set_, "--grid": grid, "--each": each, "--parallel": parallel}
+        command = _command(recipes, given) + ("" if report else " --no-report")
+        _log(f"{message}; continue with: {command}")
         raise typer.Exit(code) from None
-    page = str(out / REPORT) if found.complete else None
+    page = str(out / REPORT) if found.complete and report else None
     if json:
         about: dict[str, Any] = {"budget": limits.facts, "data": data, "split": SPLIT, "report": page}
         about |= {"notes": found.notes, "peak_memory_of": "device" if where.device.type == "cuda" else "process"}
@@ -113,6 +130,7 @@ def _log(line: str) -> None:
 def _command(recipes: Sequence[str], given: dict[str, Any]) -> str:
     """The command line that continues the comparison, without options that have their default."""
     defaults = {"--tokens": TOKENS, "--device": "auto", "--dtype": "auto", "--threads": 0, "--budget": "", "--seeds": 1}
+    defaults |= {"--parallel": 1}
     flags = [
         word
         for flag, value in given.items()

@@ -9,6 +9,7 @@ import typer
 from longspan.cli.options import DeviceName, DtypeName, ModelOrBundled, Threads, machine, note_bundled
 from longspan.cli.parsing import parse_numbers
 from longspan.cli.progress import progress
+from longspan.cli.reading_options import Clamp, Discount, given_settings
 from longspan.errors import ConfigError
 
 
@@ -19,6 +20,8 @@ def figures(
     out: Annotated[Path, typer.Option("--out", help="A folder for the figures.")],
     split: Annotated[str | None, typer.Option("--split", help="train, valid or test. Default: all of it.")] = None,
     memory: Annotated[int | None, typer.Option("--memory", help="Memory length. Default: the model's.")] = None,
+    clamp: Clamp = None,
+    discount: Discount = None,
     memories: Annotated[
         str,
         typer.Option("--memories", help="Draw only the loss with these memory lengths (memory.svg), e.g. 64,256,1024."),
@@ -41,7 +44,7 @@ def figures(
         raise ConfigError(f"--tokens {tokens} must be at least 3")
     lengths = parse_numbers("--memories", memories)
     where = machine(device, dtype, threads)
-    overrides = {} if memory is None else {"memory": memory}
+    overrides = given_settings(memory=memory, clamp=clamp, discount=discount)
     loaded = load_model(model_path(model), overrides=overrides, device=where.device, dtype=where.dtype)
     text = open_corpus(data, split, loaded.tokenizer)
     note_bundled(model)

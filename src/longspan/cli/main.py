@@ -30,6 +30,7 @@ from longspan.cli import (
     recipes,
     recl,
     report,
+    scaling,
     score,
     serve,
     tokenizer,
@@ -102,7 +103,12 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "families": init.families,
         "init": init.init,
     },
-    "Measure": {"recl": recl.recl, "figures": figures.figures, "report": report.report},
+    "Measure": {
+        "recl": recl.recl,
+        "figures": figures.figures,
+        "report": report.report,
+        "scaling": scaling.scaling,
+    },
     "Learn": {"demo": demo.demo, "docs": docs.docs},
     "Tasks": {
         "finetune": transfer.finetune,

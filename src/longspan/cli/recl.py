@@ -1,5 +1,6 @@
 """`longspan recl`: how much context each model of a group uses."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ from longspan.errors import ConfigError
 
 if TYPE_CHECKING:
     from longspan.scoring.loss_table import LossTable
-    from longspan.scoring.recl import Length
+    from longspan.scoring.recl import Length, LengthDifference
 
 CONTEXTS = "100:1000:100"
 
@@ -51,6 +52,9 @@ def recl(
     out: Annotated[
         Path | None, typer.Option("--out", help="Write figures 3 and 4 and the losses to this folder.")
     ] = None,
+    pairs: Annotated[
+        bool, typer.Option("--pairs", help="Also print how the RECL of each two models differs, with intervals.")
+    ] = False,
     json: Json = False,
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
@@ -61,7 +65,7 @@ def recl(
     from longspan.experiments.contexts import measure_folders
     from longspan.experiments.figures.drawing import require_matplotlib
     from longspan.scoring.loss_table import load_table
-    from longspan.scoring.recl import chance_gains, check_threshold, ecl
+    from longspan.scoring.recl import chance_gains, check_threshold, ecl, recl_differences
     from longspan.scoring.recl import recl as recl_of
 
     if out is not None:
@@ -88,12 +92,16 @@ def recl(
         note(f"{table.below_zero} of the {table.losses.size} losses are negative; a loss is -log P, not log P")
     found = {name: recl_of(table, share, threshold) for name, share in shares.items()}
     effective = ecl(table, threshold)
+    apart = {name: recl_differences(table, share, threshold) for name, share in shares.items()}
     if out is not None:
         _draw(table, shares, threshold, out)
     if json:
-        print_json(as_json(found, effective))
+        differences = {r: [asdict(one) for one in each] for r, each in apart.items()}
+        print_json(as_json(found, effective) | {"differences": differences})
     else:
         _print_table(found, effective)
+        if pairs:
+            _print_pairs(apart)
         for line in chance_gains(table, found.values()):
             print(line)
 
@@ -156,6 +164,14 @@ def _print_table(found: dict[str, dict[str, "Length"]], effective: dict[str, "Le
         print(f"{name:<{width}}" + "".join(f"  {_shown(group[name]):>18}" for group in columns.values()))
     if any(group[name].bounded for group in columns.values() for name in effective):
         print("+ still gaining at the last context; the length may be larger")
+
+
+def _print_pairs(apart: "dict[str, list[LengthDifference]]") -> None:
+    """One line per r and pair of models."""
+    for r, each in apart.items():
+        for one in each:
+            shown = f"{one.tokens:+d} [{one.low:+d}, {one.high:+d}]"
+            print(f"RECL r={r}, {one.first} minus {one.second}: {shown}, longer in {one.longer:.0%} of the resamples")
 
 
 def _shown(length: "Length") -> str:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,7 @@ from longspan.cli.options import (
     note,
     print_rows,
 )
+from longspan.cli.parsing import parse_numbers
 from longspan.errors import ConfigError
 from longspan.terminal import is_silent
 
@@ -57,6 +59,13 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Measure a few steps and print the cost; write nothing.")
     ] = False,
+    budgets: Annotated[
+        str,
+        typer.Option(
+            "--budgets", metavar="N,N,...", help="A run for each number of steps, as short decays of one long run."
+        ),
+    ] = "",
+    decay: Annotated[float, typer.Option("--decay", help="With --budgets: last share of a budget.")] = 0.2,
     track: Annotated[
         str, typer.Option("--track", metavar="NAMES", help="Send metrics to wandb, mlflow or both (wandb,mlflow).")
     ] = "",
@@ -90,6 +99,11 @@ def train(
         return
     if out is None:
         raise ConfigError("--out is missing; name a folder for the run")
+    if budgets:
+        if resume not in (None, "auto") or track:
+            raise ConfigError("--budgets cannot be combined with --resume PATH or --track; it resumes by itself")
+        _train_budgets(chosen, out, parse_numbers("--budgets", budgets, positive=True), decay, where.device)
+        return
     names = [name for name in track.split(",") if name]
     outcome = run.train(chosen, out, resume=resume, device=where.device, track=names)
     if not is_silent():
@@ -99,6 +113,18 @@ def train(
 
 
 train.__doc__ = f"{train.__doc__}\n\n{training_help()}"
+
+
+def _train_budgets(recipe: "Recipe", out: Path, budgets: Sequence[int], decay: float, device: "torch.device") -> None:
+    from longspan.training.budgets import train_budgets
+
+    for outcome in train_budgets(recipe, out, budgets, decay, device=device):
+        if outcome.interrupted is not None:
+            sentence = f"stopped by {outcome.interrupted.name} in {outcome.out}; continue with the same command"
+            print(sentence, file=sys.stderr)
+            raise typer.Exit(128 + int(outcome.interrupted))
+        if not is_silent():
+            print(outcome.sentence)
 
 
 def _print_cost(recipe: "Recipe", device: "torch.device") -> None:

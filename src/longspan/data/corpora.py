@@ -189,6 +189,15 @@ _CORPORA = (
         documents=98,
         size=77_151_744,
     ),
+    Corpus(
+        "books",
+        "206 books of Project Gutenberg, one document each; of every 20 the 19th is valid and the 20th is test",
+        "public domain in the USA",
+        "plain-bytes",
+        ByDocument(),
+        documents=206,
+        size=108_230_942,
+    ),
 )
 
 CORPORA: dict[str, Corpus] = {corpus.name: corpus for corpus in _CORPORA}

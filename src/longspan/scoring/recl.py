@@ -13,6 +13,7 @@ specifies neither the step nor the first c. ECL is that of Khandelwal et al. 201
 place of an unlimited one.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -37,6 +38,19 @@ class Length:
     high: int
     bounded: bool
     """The gain continued up to the last context, so the length may be larger."""
+
+
+@dataclass(frozen=True)
+class LengthDifference:
+    """RECL of one model minus that of another, with its bootstrap interval."""
+
+    first: str
+    second: str
+    tokens: int
+    low: int
+    high: int
+    longer: float
+    """Share of the resamples in which the first is longer; those with equal lengths count half."""
 
 
 def best_losses(losses: Floats) -> Floats:
@@ -74,13 +88,41 @@ def gains(losses: Floats, share: float) -> Floats:
 
 def recl(table: LossTable, share: float, threshold: float = 0.01, *, seed: int = 0) -> dict[str, Length]:
     """RECL of every model of the group, on the share r = `share` of hardest targets."""
+    return _lengths(table, *_recl_stops(table, share, threshold, seed))
+
+
+def recl_differences(
+    table: LossTable, share: float, threshold: float = 0.01, *, seed: int = 0
+) -> list[LengthDifference]:
+    """How the RECL of every pair of models differs, in the order of their names.
+
+    All models of a resample have the same targets, so a difference is often clearer than the intervals of two lengths.
+    """
+    stops, resampled = _recl_stops(table, share, threshold, seed)
+    contexts = np.array(table.contexts)
+    found = []
+    for i, k in itertools.combinations(sorted(range(len(table.names)), key=table.names.__getitem__), 2):
+        apart = contexts[resampled[:, i]] - contexts[resampled[:, k]]
+        low = np.quantile(apart, (1 - LEVEL) / 2, method="lower")
+        high = np.quantile(apart, (1 + LEVEL) / 2, method="higher")
+        tokens = int(contexts[stops[i]] - contexts[stops[k]])
+        longer = float((apart > 0).mean() + (apart == 0).mean() / 2)
+        ends = (min(tokens, int(low)), max(tokens, int(high)))
+        found.append(LengthDifference(table.names[i], table.names[k], tokens, *ends, longer))
+    return found
+
+
+def _recl_stops(
+    table: LossTable, share: float, threshold: float, seed: int
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Indices into the contexts at which RECL stops: [i] for all targets, and [s, i] for each resample."""
     check_threshold(threshold)
     stops = _first_below(gains(table.losses, share), threshold)
     losses = _canonical(table)
     blocks = [
         _first_below(resampled_gains(losses, share, counts), threshold) for counts in _resamples(table.targets, seed)
     ]
-    return _lengths(table, stops, np.concatenate(blocks))
+    return stops, np.concatenate(blocks)
 
 
 def ecl(table: LossTable, threshold: float = 0.01, *, seed: int = 0) -> dict[str, Length]:

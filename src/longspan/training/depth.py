@@ -17,11 +17,12 @@ def depths(model: nn.Module) -> dict[str, int]:
     return {name: found.get(name, 0 if _INPUT.search(name) else above) for name in names}
 
 
-def rate_factors(model: nn.Module, decay: float) -> dict[str, float]:
-    """decay^k for a parameter k layers below the top: the paper's 2.6 is a decay of 1 / 2.6."""
+def rate_factors(model: nn.Module, decay: float, embedding: float = 1.0) -> dict[str, float]:
+    """decay^k for a parameter k layers below the top: the paper's 2.6 is a decay of 1 / 2.6. That of the embedding is
+    multiplied by `embedding`."""
     found = depths(model)
     top = max(found.values(), default=0)
-    return {name: decay ** (top - depth) for name, depth in found.items()}
+    return {name: decay ** (top - depth) * (1.0 if depth else embedding) for name, depth in found.items()}
 
 
 def unfreeze(model: nn.Module, every: int, step: int) -> None:

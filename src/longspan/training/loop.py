@@ -106,6 +106,13 @@ class Trainer:
         self._peaks: dict[Reading, float | None] = {}
         self.start_clock()
 
+    def reuse(self, recipe: Recipe, observers: Sequence[Observer]) -> None:
+        """Use the trainer, with what it has compiled, for another run of the same model and text. Only limits,
+        schedules and observers may differ. A checkpoint is loaded next, which sets everything else."""
+        self.recipe, self.config, self.observers = recipe, recipe.training, list(observers)
+        self.captured = self.interrupted = self._signal = None
+        self.finished = self.stopped_early = False
+
     @staticmethod
     def clock() -> float:
         return time.perf_counter()

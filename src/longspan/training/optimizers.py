@@ -150,7 +150,7 @@ class Optimizer:
         rest = {p: name for p, name in self.names.items() if name not in by_muon}
         decayed = [p for p, name in rest.items() if name in matrices or ".tables." in name]
         plain = [p for p in rest if all(p is not d for d in decayed)]
-        factors = rate_factors(model, config.layer_decay)
+        factors = rate_factors(model, config.layer_decay, config.embedding_rate)
         groups = [
             {"params": chosen, "weight_decay": decay, FACTOR: factor}
             for every, decay in ((decayed, config.weight_decay), (plain, 0.0))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from longspan.errors import ConfigError
-from longspan.experiments.compare.variants import parse_grid, spreads, variants
+from longspan.experiments.compare.variants import parse_each, parse_grid, spreads, variants
 
 
 def test_a_grid_is_a_product() -> None:
@@ -21,6 +21,25 @@ def test_a_grid_is_a_product() -> None:
 def test_without_a_grid_names_are_those_of_the_recipes() -> None:
     assert list(variants({"a": Path("a"), "b": Path("b")}, {}, [7])) == ["a", "b"]
     assert list(variants({"a": Path("a")}, {}, [1, 2])) == ["a--seed-1", "a--seed-2"]
+
+
+def test_each_change_alone_and_none() -> None:
+    each = parse_each(["model.qk_norm=false", "model.norm=post,training.batch=[[0, 2], [5, 4]]"])
+    found = variants({"a": Path("a")}, {}, [None], each)
+    assert [variant.overrides for variant in found.values()] == [
+        (),
+        ("model.qk_norm=false",),
+        ("model.norm=post", "training.batch=[[0, 2], [5, 4]]"),
+    ]
+    assert list(found)[:2] == ["a", "a--model.qk_norm=false"]
+    with pytest.raises(ConfigError, match="combined"):
+        variants({"a": Path("a")}, {"training.lr": ["1"]}, [None], each)
+
+
+@pytest.mark.parametrize("changes", [["model"], ["=1"], ["model.norm="], ["model.norm=post,"], ["a.b=1", "a.b=1"]])
+def test_wrong_changes_are_refused(changes: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        parse_each(changes)
 
 
 @pytest.mark.parametrize("pair", ["lr", "=3", "lr=", "lr=1,,2", "lr=1,1"])

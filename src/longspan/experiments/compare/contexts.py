@@ -9,7 +9,7 @@ from longspan.errors import LongspanError
 from longspan.experiments.compare.member import TrainedMember, out_of_memory
 from longspan.experiments.contexts import LONGEST, SHARES, even_contexts
 from longspan.scoring.contexts import Passage, Subject, choose_targets, measure
-from longspan.scoring.recl import chance_gains, ecl, recl
+from longspan.scoring.recl import chance_gains, ecl, recl, recl_differences
 
 Results = dict[str, dict[str, Any]]
 
@@ -96,5 +96,6 @@ def _measure(group: Sequence[TrainedMember], passage: Passage, contexts: tuple[i
         "targets": table.targets,
         "recl": {r: {name: asdict(length) for name, length in row.items()} for r, row in lengths.items()},
         "ecl": {name: asdict(length) for name, length in ecl(table).items()},
+        "differences": {r: [asdict(d) for d in recl_differences(table, share)] for r, share in SHARES.items()},
         "notes": chance_gains(table, lengths.values()),
     }

@@ -1,5 +1,6 @@
 """A comparison: every member trained and scored, then RECL of the group. A failed member is a row too."""
 
+import contextlib
 import dataclasses
 import signal
 import traceback
@@ -14,6 +15,7 @@ from longspan.experiments.compare.contexts import measure_contexts
 from longspan.experiments.compare.member import Setup
 from longspan.experiments.compare.results import ResultsFile
 from longspan.experiments.compare.variants import Spread, Variant, spreads
+from longspan.experiments.side_by_side import run_side_by_side
 from longspan.terminal import progress_line
 from longspan.training.recipe import Recipe
 
@@ -71,9 +73,14 @@ def compare(
     *,
     contexts: Sequence[int] | None = None,
     targets: int | None = None,
+    parallel: int = 1,
     log: Log = lambda _: None,
 ) -> Comparison:
-    """Train and measure the parts that are missing in `results`, and return the complete comparison."""
+    """Train and measure the parts that are missing in `results`, and return the complete comparison. `parallel` members
+    are trained at the same time; scores and contexts are measured one after another. With `targets=0`, contexts are not
+    measured."""
+    if parallel > 1:
+        _train_side_by_side(members, results, setup, parallel, log)
     rows: list[Row] = []
     recipes: dict[str, Recipe] = {}
     for k, (name, variant) in enumerate(members.items(), start=1):
@@ -90,16 +97,32 @@ def compare(
         except Exception as error:  # a bug fails one member, not the others
             row.failed = f"{type(error).__name__}: {str(error).partition(chr(10))[0]:.200}"
             log(f"{traceback.format_exc()}{name} failed: {row.failed}")
-    if not recipes:
-        return Comparison(rows, [], [])
+    groups = {name: variant.group for name, variant in members.items()}
+    seeds = spreads(groups, {row.name: row.score for row in rows if not row.failed})
+    if not recipes or targets == 0:
+        return Comparison(rows, [], [], seeds)
     log("measuring contexts")
     # Opened only now: a model that is held while others train would count towards their peak memory.
     trained = [member.open_member(name, recipe, results.folder / name, setup) for name, recipe in recipes.items()]
     with progress_line("measuring contexts"):
         found, notes = measure_contexts(trained, contexts, targets, results.contexts)
     results.save()
-    groups = {name: variant.group for name, variant in members.items()}
-    return Comparison(rows, found, notes, spreads(groups, {row.name: row.score for row in rows if not row.failed}))
+    return Comparison(rows, found, notes, seeds)
+
+
+def _train_side_by_side(
+    members: Mapping[str, Variant], results: ResultsFile, setup: Setup, parallel: int, log: Log
+) -> None:
+    """Train members in processes of their own. Members that fail here are tried again, alone, and reported then."""
+    commands: dict[str, list[str]] = {}
+    for name, variant in members.items():
+        with contextlib.suppress(LongspanError):
+            recipe = member.read_recipe(variant, setup)
+            setup.budget.check_size(member.count_parameters(recipe))
+            if not member.is_finished(recipe, results.folder / name):
+                commands[name] = member.training_command(recipe, results.folder, name, setup.device)
+    results.save()  # before a run makes the folder look like another one
+    run_side_by_side(commands, parallel, results.folder / member.LOGS, log)
 
 
 def _complete(row: Row, variant: Variant, results: ResultsFile, setup: Setup, log: Log) -> Recipe:

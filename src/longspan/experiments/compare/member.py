@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 
 from longspan import config
+from longspan.checkpoints import store
 from longspan.checkpoints.model_folder import Loaded, load_model, reading_of
 from longspan.data import Encoded, open_corpus
 from longspan.errors import DataError, LongspanError, TrainingError
@@ -24,6 +26,8 @@ from longspan.training.observers.metrics import read_lines
 from longspan.training.recipe import Recipe
 
 SPLIT = "valid"
+LOGS = "logs"
+"""The folder for recipes and output of members that are trained in processes of their own."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,21 @@ def train(recipe: Recipe, out: Path, device: torch.device) -> tuple[run.Outcome,
         release_memory(device)
         raise TrainingError(problem)
     return outcome, peak.bytes if outcome.took_steps else None
+
+
+def training_command(recipe: Recipe, folder: Path, name: str, device: torch.device) -> list[str]:
+    """The command that trains a member in a process of its own, to the end of its recipe, which it writes."""
+    file = folder / LOGS / f"{name}.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(recipe.to_toml(), encoding="utf-8")
+    where = ["--recipe", str(file), "--out", str(folder / name), "--resume", "auto", "--device", str(device)]
+    return [sys.executable, "-m", "longspan", "train", *where]
+
+
+def is_finished(recipe: Recipe, out: Path) -> bool:
+    """Whether the run has reached its last step. A run with a limit in seconds must be opened to know."""
+    steps = recipe.training.steps
+    return steps is not None and store.locate(out / f"checkpoint-{steps}") is not None
 
 
 def out_of_memory(error: BaseException) -> bool:

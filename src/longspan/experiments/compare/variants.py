@@ -53,15 +53,32 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
+def parse_each(changes: Sequence[str]) -> list[list[str]]:
+    """`["model.qk_norm=false", "model.norm=post,model.final_norm=false"]`: the keys that each variant changes."""
+    found = [_split(change) for change in changes]
+    for change, pairs in zip(changes, found, strict=True):
+        if not all(re.fullmatch(r"[a-z_]+\.[a-z_]+=.+", pair) for pair in pairs):
+            raise ConfigError(f"change {change!r} is not KEY=VALUE,...; write for example model.qk_norm=false")
+        if found.count(pairs) > 1:
+            raise ConfigError(f"change {change!r} is given twice; give it once")
+    return found
+
+
 def variants(
-    members: Mapping[str, Path], grid: Mapping[str, Sequence[str]], seeds: Sequence[int | None]
+    members: Mapping[str, Path],
+    grid: Mapping[str, Sequence[str]],
+    seeds: Sequence[int | None],
+    each: Sequence[list[str]] = (),
 ) -> dict[str, Variant]:
-    """The variants of named recipes by name, which is also the name of the run's folder."""
+    """The variants of named recipes by name, which is also the name of the run's folder: the product of the grid, or
+    each recipe as it is and with every one of the changes `each` alone."""
     found: dict[str, Variant] = {}
+    if grid and each:
+        raise ConfigError("a grid and single changes cannot be combined; use one of them")
     points = [
         [f"{key}={value}" for key, value in zip(grid, point, strict=True)]
         for point in itertools.product(*grid.values())
-    ]
+    ] + list(each)
     if len(members) * len(points) * len(seeds) > MOST:
         count = len(members) * len(points) * len(seeds)
         raise ConfigError(f"the grid and the seeds make {count:,} runs; at most {MOST:,} are allowed")

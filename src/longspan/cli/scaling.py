@@ -1,0 +1,90 @@
+"""`longspan scaling`: a scaling law from finished runs. docs/scaling.md"""
+
+import json as json_format
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from longspan.cli.options import Json, note, print_json
+from longspan.errors import ConfigError
+
+if TYPE_CHECKING:
+    from longspan.experiments.scaling.study import Difference, Study
+
+
+def scaling(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUNS...", help="Folders of training runs, folders that contain such, or a points.csv."),
+    ],
+    by: Annotated[
+        str, typer.Option("--by", metavar="KEY", help="Runs with different values of this key are fitted separately.")
+    ] = "training.memory",
+    resamples: Annotated[int, typer.Option("--resamples", help="Of the bootstrap.")] = 1000,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Write scaling.json, points.csv and a figure there.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Fit L(N, D) = E + A / N^alpha + B / D^beta to finished runs, with intervals, and predict the largest model."""
+    from longspan.experiments.scaling.points import read_points, write_csv
+    from longspan.experiments.scaling.study import COUNTS, differences, studies
+
+    if resamples < 20:
+        raise ConfigError(f"--resamples {resamples} must be at least 20")
+    if out is not None:
+        from longspan.experiments.figures.drawing import make_folder, require_matplotlib
+
+        require_matplotlib()
+        make_folder(out)
+    points, notes = read_points(runs, by)
+    if not points:
+        raise ConfigError(f"no run is finished; {notes[0]}")
+    found = {count: studies(points, count, resamples=resamples) for count in COUNTS}
+    apart = {count: differences(each) for count, each in found.items()}
+    result: dict[str, Any] = {
+        "fits": [one.facts for each in found.values() for one in each],
+        "differences": [
+            {"count": count} | vars(one) | {"clear": one.clear} for count, each in apart.items() for one in each
+        ],
+        "points": [vars(point) for point in points],
+        "notes": notes,
+    }
+    if out is not None:
+        from longspan.experiments.scaling.figure import draw_studies
+
+        (out / "scaling.json").write_text(json_format.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_csv(points, out / "points.csv")
+        draw_studies(found[COUNTS[0]], out)
+    if json:
+        print_json(result)
+        return
+    for line in notes:
+        note(line)
+    for count, each in found.items():
+        _print_table(count, each, apart[count])
+    if out is not None:
+        print(f"the figure is in {out / 'scaling.png'}")
+
+
+def _print_table(count: str, found: "list[Study]", apart: "list[Difference]") -> None:
+    print("N counts all parameters" if count == "parameters" else "N counts parameters without embeddings")
+    for one in found:
+        names = ("alpha", "beta", "E", "compute_exponent")
+        shown = [f"{name.replace('_', ' ')} {_shown(getattr(one.law, name), *one.interval(name))}" for name in names]
+        print(f"  {one.group}, {len(one.points)} runs: {', '.join(shown)}")
+        print(f"    A {one.law.A:.4g}, B {one.law.B:.4g}; residuals of the log loss {one.spread:.2%}")
+        if (target := one.prediction) is not None:
+            print(
+                f"    {target.name} from smaller models: {_shown(target.predicted, target.low, target.high)} bits, "
+                f"measured {target.measured:.4f}, error {target.error:+.2%}"
+            )
+    for other in apart:
+        verdict = "differs" if other.clear else "no clear difference"
+        between = f"{other.name}, {other.second} minus {other.first}"
+        print(f"  {between}: {_shown(other.value, other.low, other.high)}, {verdict}")
+
+
+def _shown(value: float, low: float, high: float) -> str:
+    return f"{value:.4f} [{low:.4f}, {high:.4f}]"

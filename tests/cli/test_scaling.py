@@ -1,0 +1,44 @@
+"""`longspan scaling`: a table, a JSON object and a figure from points."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from longspan.cli.main import run
+from longspan.experiments.scaling.points import write_csv
+from tests.experiments.scaling.test_study import points
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    write_csv(
+        [*points(models=4, group="training.memory=0"), *points(models=4, seed=1, group="training.memory=512")],
+        tmp_path / "points.csv",
+    )
+    return tmp_path / "points.csv"
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_prints_writes_and_repeats(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["scaling", str(table), "--resamples", "20", "--out", str(tmp_path / "found")]) == 0
+    shown = capsys.readouterr().out
+    assert "from smaller models" in shown
+    assert "no clear difference" in shown
+    first = json.loads((tmp_path / "found" / "scaling.json").read_text())
+    assert {path.name for path in (tmp_path / "found").iterdir()} >= {"scaling.png", "scaling.svg", "points.csv"}
+    rows = (tmp_path / "found" / "points.csv").read_text().splitlines(keepends=True)
+    half = tmp_path / "half.csv"
+    half.write_text("".join(row for row in rows if "memory=512" not in row))
+    assert run(["scaling", str(half), "--resamples", "20", "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["fits"] == first["fits"][::2]  # the written points repeat the fit
+    assert [one["count"] for one in again["fits"]] == ["non_embedding", "parameters"]
+
+
+@pytest.mark.parametrize("args", [["--resamples", "3"], ["--by"]])
+def test_wrong_options_are_one_sentence(args: list[str], table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["scaling", str(table), *args]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

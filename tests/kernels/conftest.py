@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-KERNELS = ("longspan.kernels.relative_attention.fused_backward", "longspan.kernels.one_token.kernels")
+KERNELS = (
+    "longspan.kernels.relative_attention.fused_backward",
+    "longspan.kernels.one_token.kernels",
+    "longspan.kernels.muon.kernels",
+)
 
 if importlib.util.find_spec("triton") is not None:
     # Triton parses the source of a kernel, which the wrapper of the shape checker hides. So kernels are imported

@@ -1,0 +1,184 @@
+"""Parts of training and dynamic evaluation, each against the plain code that it replaces, in one process.
+
+    python benchmarks/old_and_new.py muon       the optimiser step of the sprint, captured in a CUDA graph
+    python benchmarks/old_and_new.py sprint     the training loop of recipes/enwik8-12l-sprint.toml
+
+Forms are measured in turn, several rounds, and the median round counts. `--json FILE` writes the same rows.
+"""
+
+import argparse
+import functools
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from longspan.data import Encoded
+from longspan.kernels import muon
+from longspan.tokenizers import ByteTokenizer
+from longspan.training import run
+from longspan.training.loop import Trainer
+from longspan.training.optimizers import Muon
+from longspan.training.recipe import load_recipe
+
+SPRINT = Path(__file__).parents[1] / "recipes" / "enwik8-12l-sprint.toml"
+SPRINT_MATRICES = [(512, 512)] * 60 + [(2048, 512), (512, 2048)] * 12
+Row = dict[str, Any]
+
+
+def milliseconds(call: Callable[[], Any], repeat: int) -> float:
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(repeat):
+        call()
+    torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - began) / repeat
+
+
+def in_turn(forms: dict[str, Callable[[], Any]], repeat: int, rounds: int) -> dict[str, float]:
+    """Median milliseconds per call of every form."""
+    times: dict[str, list[float]] = {name: [] for name in forms}
+    for _ in range(rounds):
+        for name, call in forms.items():
+            times[name].append(milliseconds(call, repeat))
+    return {name: statistics.median(some) for name, some in times.items()}
+
+
+def captured(call: Callable[[], Any]) -> Callable[[], None]:
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def measure_muon(_: argparse.Namespace) -> list[Row]:
+    """The optimiser step alone, and its error against float64; the kernels with several launch options."""
+
+    def optimizer(dtype: torch.dtype, fused: bool) -> Muon:
+        torch.manual_seed(0)
+        matrices = [nn.Parameter(0.02 * torch.randn(shape, device="cuda").to(dtype)) for shape in SPRINT_MATRICES]
+        for matrix in matrices:
+            matrix.grad = torch.randn(matrix.shape, device="cuda").to(dtype)
+        made = Muon(matrices, lr=0.02, weight_decay=0.03)
+        made.fused = fused
+        return made
+
+    def weights(made: Muon) -> list[torch.Tensor]:
+        return [p.detach() for p in made.param_groups[0]["params"]]
+
+    exact = optimizer(torch.float64, False)
+    before = [w.clone() for w in weights(exact)]
+    exact.step()
+
+    def error(made: Muon) -> float:
+        rows = zip(weights(made), weights(exact), before, strict=True)
+        return max(float((w.double() - e).norm() / (e - b).norm()) for w, e, b in rows)
+
+    launches = {
+        "kernels": muon.Launch(),
+        "4 stages": muon.Launch(num_stages=4),
+        "registers": muon.Launch(registers=None),
+        "4 warps": muon.Launch(num_warps=4, registers=None),
+        "inner 32": muon.Launch(inner=32, num_stages=4),
+        "columns 256": muon.Launch(columns=256, registers=None),
+        "T 64": muon.Launch(T=64, columns=128, num_warps=4, num_stages=4, registers=None),
+    }
+    forms, errors = {}, {}
+    plain = optimizer(torch.float32, False)
+    plain.step()
+    errors["plain"] = error(plain)
+    forms["plain"] = captured(plain.step)
+    for name, launch in launches.items():
+        muon.GPU = launch
+        made = optimizer(torch.float32, True)
+        try:
+            made.step()
+            errors[name] = error(made)
+            forms[name] = captured(made.step)
+        except Exception as problem:
+            print(name, str(problem).splitlines()[0][:150])
+    times = in_turn(forms, 20, 5)
+    return [{"form": name, "ms": times[name], "error": errors[name]} for name in forms]
+
+
+def sprint_trainer() -> Trainer:
+    ids = np.random.default_rng(1).integers(0, 256, 8_000_000, dtype=np.uint8)
+    text = Encoded("random bytes", "train", ids, np.array([0]), ByteTokenizer(), "", len(ids))
+    return run.make_trainer(load_recipe(SPRINT), text, torch.device("cuda"))[1]
+
+
+def measure_sprint(given: argparse.Namespace) -> list[Row]:
+    """Steps of the training loop with each form of Muon, and a profile of a captured step."""
+    began = time.perf_counter()
+    trainer = sprint_trainer()
+    optimizer: Any = trainer.optimizer.parts[0]
+    tokens = trainer.config.batch * trainer.config.segment
+
+    def steps(fused: bool) -> float:
+        optimizer.fused, trainer.captured = fused, None
+        for _ in range(4):  # until the step is captured and replayed
+            trainer.take_step()
+        return milliseconds(trainer.take_step, 40)
+
+    found: dict[str, list[float]] = {"plain": [], "kernels": []}
+    for _ in range(given.rounds):
+        for name, fused in (("plain", False), ("kernels", True)):
+            found[name].append(steps(fused))
+            print(f"{name} {found[name][-1]:.2f} ms, {time.perf_counter() - began:.0f} s", flush=True)
+    if given.profile:
+        profile(trainer.take_step, given.profile)
+    medians = {name: statistics.median(times) for name, times in found.items()}
+    return [
+        {"form": name, "ms": ms, "tokens/s": 1e3 * tokens / ms, "ratio": medians["plain"] / ms}
+        for name, ms in medians.items()
+    ]
+
+
+def profile(call: Callable[[], Any], file: Path, repeat: int = 3) -> None:
+    """Milliseconds per call of every kernel, most expensive first."""
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as found:
+        for _ in range(repeat):
+            call()
+        torch.cuda.synchronize()
+    events = sorted(found.key_averages(), key=lambda event: -event.self_device_time_total)
+    lines = [f"{e.self_device_time_total / 1e3 / repeat:8.3f} {e.count / repeat:7.1f} {e.key[:110]}" for e in events]
+    total = sum(event.self_device_time_total for event in events) / 1e3 / repeat
+    file.write_text("\n".join([f"{total:8.3f} ms in kernels", *lines]) + "\n")
+
+
+def show(rows: list[Row]) -> None:
+    for row in rows:
+        print(
+            "  ".join(
+                f"{key} {value:.4g}" if isinstance(value, float) else f"{value:<14}" for key, value in row.items()
+            )
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = {"muon": measure_muon, "sprint": measure_sprint}
+    parser.add_argument("part", choices=parts)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--profile", type=Path, help="write the kernels of a step to this file")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    measure = functools.partial(parts[given.part], given)
+    rows = measure()
+    show(rows)
+    if given.json:
+        facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "part": given.part, "rows": rows}
+        given.json.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
     python benchmarks/old_and_new.py muon       the optimiser step of the sprint, captured in a CUDA graph
     python benchmarks/old_and_new.py sprint     the training loop of recipes/enwik8-12l-sprint.toml
+    python benchmarks/old_and_new.py dynamic    dynamic evaluation of its model, memory 1,024, segments of 512
 
 Forms are measured in turn, several rounds, and the median round counts. `--json FILE` writes the same rows.
 """
@@ -21,6 +22,11 @@ from torch import nn
 
 from longspan.data import Encoded
 from longspan.kernels import muon
+from longspan.kernels.rms_update import RMSUpdate
+from longspan.models.families import create
+from longspan.reading import Reading
+from longspan.scoring import dynamic
+from longspan.scoring.losses import Arriving
 from longspan.tokenizers import ByteTokenizer
 from longspan.training import run
 from longspan.training.loop import Trainer
@@ -142,6 +148,51 @@ def measure_sprint(given: argparse.Namespace) -> list[Row]:
     ]
 
 
+class Waiting(Arriving):
+    """Losses that the host waits for before it queues the next segment."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        torch.cuda.synchronize()
+
+
+def measure_dynamic(given: argparse.Namespace) -> list[Row]:
+    """Bytes per second once the step is captured; losses of all forms must agree."""
+    reading = Reading(segment=512, memory=1024, clamp=1023)
+    recipe = load_recipe(SPRINT).with_vocabulary(256)
+    torch.manual_seed(0)
+    model = create(recipe.family, recipe.model, reading).cuda().eval()
+    ids = np.random.default_rng(1).integers(0, 64, 512 * given.segments + 1, dtype=np.uint8)
+    suits = RMSUpdate.suits
+
+    def losses(plain: bool, compiled: bool) -> tuple[float, float, float]:
+        """Bytes per second, seconds before the tenth segment, and the mean loss."""
+        RMSUpdate.suits = staticmethod((lambda _: False) if plain else suits)  # type: ignore[method-assign]
+        dynamic.WORTH_COMPILING = 0 if compiled else 10**9
+        dynamic.Arriving = Waiting if plain else Arriving  # type: ignore[misc]
+        began, seen, total = time.perf_counter(), 0, 0.0
+        for chunk in dynamic.dynamic_losses(model, ids, reading, precision=torch.bfloat16):
+            total, seen = total + float(chunk.losses.sum()), seen + 1
+            if seen == 10:
+                steady = time.perf_counter()
+        now = time.perf_counter()
+        return (len(ids) - 1 - 5120) / (now - steady), steady - began, total / (len(ids) - 1)
+
+    forms = {"plain": (True, False), "kernel": (False, False), "compiled": (False, True)}
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in forms}
+    for _ in range(given.rounds):
+        for name, form in forms.items():
+            found[name].append(losses(*form))
+            print(name, *(f"{value:.6g}" for value in found[name][-1]), flush=True)
+    medians = {name: statistics.median(rate for rate, *_ in some) for name, some in found.items()}
+    if given.profile:
+        profile(lambda: losses(False, True), given.profile, 1)
+    return [
+        {"form": name, "bytes/s": rate, "ratio": rate / medians["plain"], "loss": found[name][0][2]}
+        for name, rate in medians.items()
+    ]
+
+
 def profile(call: Callable[[], Any], file: Path, repeat: int = 3) -> None:
     """Milliseconds per call of every kernel, most expensive first."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
@@ -166,9 +217,10 @@ def show(rows: list[Row]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = {"muon": measure_muon, "sprint": measure_sprint}
+    parts = {"muon": measure_muon, "sprint": measure_sprint, "dynamic": measure_dynamic}
     parser.add_argument("part", choices=parts)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--segments", type=int, default=300)
     parser.add_argument("--profile", type=Path, help="write the kernels of a step to this file")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()

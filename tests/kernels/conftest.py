@@ -12,6 +12,7 @@ KERNELS = (
     "longspan.kernels.relative_attention.fused_backward",
     "longspan.kernels.one_token.kernels",
     "longspan.kernels.muon.kernels",
+    "longspan.kernels.rms_update.kernels",
 )
 
 if importlib.util.find_spec("triton") is not None:

@@ -15,12 +15,10 @@ from typing import Any
 
 import torch
 
-from longspan.shapes import Float, Int, Tensor
+from longspan.shapes import Float, Tensor
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 STEPS = 5
-MOST_ADDRESSES = 64
-"""Per launch: arguments of a kernel are limited to 4 KB."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +106,7 @@ class _Products:
         return zip(self.batches, *(buffer.split(self.counts) for buffer in buffers), strict=True)
 
     def add_momentum(self, momentum: float, blocked: Tensor) -> None:
+        from longspan.kernels.address_table import addresses
         from longspan.kernels.muon.kernels import momentum_kernel
 
         tile = self.how.pass_tile
@@ -141,6 +140,8 @@ class _Products:
         self.x, self.next = self.next, self.x
 
     def apply_to_weights(self, blocked: Tensor, lr: Tensor, decay: float) -> None:
+        from longspan.kernels.address_table import addresses
+
         for batch, polynomial, x, sums in self.split(self.polynomial, self.x, self.sums):
             _, rows, columns = batch.momenta.shape
             update = (addresses(batch.weights), blocked, lr, max(1.0, rows / columns) ** 0.5, decay)
@@ -166,14 +167,3 @@ class _Products:
             polynomial, x, out, sums, NEWTON_SCHULZ[0], R, C, *update,
             BN=width, EVEN=even, UPDATE=out is None, TALL=tall, **self.scaling(first), **self.options,
         )  # fmt: skip
-
-
-def addresses(tensors: Sequence[Tensor]) -> Int[Tensor, "N"]:
-    """The addresses of tensors on their device, without a copy from the host."""
-    from longspan.kernels.muon.kernels import addresses_kernel
-
-    table = tensors[0].new_empty(len(tensors), dtype=torch.int64)
-    for first in range(0, len(tensors), MOST_ADDRESSES):
-        some = tuple(tensor.data_ptr() for tensor in tensors[first : first + MOST_ADDRESSES])
-        addresses_kernel[(1,)](table[first:], some, num_warps=1)
-    return table

@@ -2,6 +2,7 @@
 
     python benchmarks/old_and_new.py muon       the optimiser step of the sprint, captured in a CUDA graph
     python benchmarks/old_and_new.py sprint     the training loop of recipes/enwik8-12l-sprint.toml
+    python benchmarks/old_and_new.py softmax    the adaptive softmax of recipes/wt103-large.toml, forward and backward
     python benchmarks/old_and_new.py dynamic    dynamic evaluation of its model, memory 1,024, segments of 512
 
 Forms are measured in turn, several rounds, and the median round counts. `--json FILE` writes the same rows.
@@ -148,6 +149,56 @@ def measure_sprint(given: argparse.Namespace) -> list[Row]:
     ]
 
 
+def measure_softmax(given: argparse.Namespace) -> list[Row]:
+    """Milliseconds and peak memory of the losses and their gradients, with as many rare words as WikiText-103 has."""
+    config = load_recipe(SPRINT.parent / "wt103-large.toml").model
+    torch.manual_seed(0)
+    embedding = config.make_embedding()
+    head = config.make_head(embedding)
+    for parameter in {*embedding.parameters(), *head.parameters()}:
+        nn.init.normal_(parameter, 0, 0.02)
+    head.cuda()
+    cluster = torch.multinomial(torch.tensor([0.93, 0.03, 0.035, 0.005]), 128 * 384, replacement=True)
+    edges = torch.tensor(head.clusters)[cluster]
+    targets = (edges[:, 0] + torch.rand(len(edges)) * (edges[:, 1] - edges[:, 0])).long().view(128, 384).cuda()
+    hidden = torch.randn(128, 384, config.width, device="cuda", dtype=torch.bfloat16).requires_grad_()
+    weights = [hidden, *head.parameters()]
+    found: dict[str, tuple[Any, ...]] = {}
+
+    def losses() -> tuple[torch.Tensor, ...]:
+        with torch.autocast("cuda", torch.bfloat16):
+            all_losses = head.losses(hidden, targets)
+        return all_losses.detach(), *torch.autograd.grad(all_losses.mean(), weights)
+
+    def form(static: bool) -> Callable[[], None]:
+        def call() -> None:
+            head.static = static
+            losses()
+
+        return call
+
+    rows: list[Row] = []
+    for name, static in (("plain", False), ("kernels", True)):
+        form(static)()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        head.static = static
+        found[name] = losses()
+        rows.append({"form": name, "GiB": (torch.cuda.max_memory_allocated() - before) / 2**30})
+    forms = {"plain": form(False), "kernels": form(True), "captured": captured(form(True))}
+    times = in_turn(forms, 5, given.rounds)
+    for row in rows:
+        row["ms"] = times[row["form"]]
+    apart = [
+        (a.float() - b.float()).norm() / b.float().norm() for a, b in zip(found["kernels"], found["plain"], strict=True)
+    ]
+    print("largest difference", float(max(apart)), "of losses", float(apart[0]))
+    if given.profile:
+        profile(form(True), given.profile)
+    return [*rows, {"form": "captured", "ms": times["captured"]}]
+
+
 class Waiting(Arriving):
     """Losses that the host waits for before it queues the next segment."""
 
@@ -217,7 +268,7 @@ def show(rows: list[Row]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = {"muon": measure_muon, "sprint": measure_sprint, "dynamic": measure_dynamic}
+    parts = {"muon": measure_muon, "sprint": measure_sprint, "softmax": measure_softmax, "dynamic": measure_dynamic}
     parser.add_argument("part", choices=parts)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--segments", type=int, default=300)

@@ -13,6 +13,7 @@ KERNELS = (
     "longspan.kernels.one_token.kernels",
     "longspan.kernels.muon.kernels",
     "longspan.kernels.rms_update.kernels",
+    "longspan.kernels.cluster_losses.kernels",
 )
 
 if importlib.util.find_spec("triton") is not None:

@@ -15,6 +15,7 @@ from longspan.contract import LanguageModel
 from longspan.cuda_graphs import is_capturing
 from longspan.kernels import muon
 from longspan.kernels.muon import NEWTON_SCHULZ
+from longspan.kernels.triton_works import TRITON_WORKS
 from longspan.shapes import Float, Tensor
 from longspan.training.depth import rate_factors
 from longspan.training.processes import ALONE, Processes
@@ -100,9 +101,13 @@ class Muon(torch.optim.Optimizer):
 
     def _suits_kernels(self) -> bool:
         """Whether the kernels can be used: float32 matrices on one CUDA device, none of them narrow."""
-        return self.processes.size == 1 and all(
-            momenta.is_cuda and momenta.dtype == torch.float32 and min(momenta.shape[1:]) >= muon.SMALLEST
-            for _, _, momenta in self.batches
+        return (
+            TRITON_WORKS
+            and self.processes.size == 1
+            and all(
+                momenta.is_cuda and momenta.dtype == torch.float32 and min(momenta.shape[1:]) >= muon.SMALLEST
+                for _, _, momenta in self.batches
+            )
         )
 
     def _fused_step(self, lr: float | Tensor, momentum: float, decay: float) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from longspan.kernels.triton_works import TRITON_WORKS
 from longspan.shapes import Float, Tensor
 
 BLOCK = 2048
@@ -27,7 +28,7 @@ class RMSUpdate:
     @staticmethod
     def suits(weights: Sequence[Tensor]) -> bool:
         """Whether the kernel can be used: contiguous float32 weights on a CUDA device."""
-        return all(w.is_cuda and w.dtype == torch.float32 and w.is_contiguous() for w in weights)
+        return TRITON_WORKS and all(w.is_cuda and w.dtype == torch.float32 and w.is_contiguous() for w in weights)
 
     def __call__(
         self,

@@ -91,9 +91,12 @@ def test_compiled_kernels_are_as_close_to_float64_as_the_plain_code(shape: tuple
 
     def error(optimizer: Muon) -> float:
         rows = zip(weights(optimizer), weights(plain), before, strict=True)
-        return max(float((w.double() - exact).norm() / (exact - old).norm()) for w, exact, old in rows)
+        return max(
+            float((w.detach().double() - exact.detach()).norm() / (exact.detach() - old).norm())
+            for w, exact, old in rows
+        )
 
-    assert error(fused) < max(1.5 * error(today), 1e-2)
+    assert error(fused) < min(1.2 * error(today), 2e-2)
 
 
 @pytest.mark.gpu

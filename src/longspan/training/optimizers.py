@@ -34,7 +34,7 @@ def orthogonalise(matrices: Float[Tensor, "N R C"], steps: int = 5) -> Float[Ten
     a, b, c = NEWTON_SCHULZ
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.transpose(1, 2) if tall else matrices
-    if x.is_cuda:
+    if x.is_cuda and x.dtype != torch.float64:
         x = x.bfloat16()
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(steps):

@@ -119,7 +119,7 @@ class Muon(torch.optim.Optimizer):
             batches.append(muon.Batch([p.detach() for p in parameters], gradients, momenta))
         muon.step(
             batches,
-            lr=lr.float() if isinstance(lr, Tensor) else like.new_tensor(lr),
+            lr=lr.float() if isinstance(lr, Tensor) else like.new_full((), lr),  # a copy could not be captured
             momentum=momentum,
             decay=decay,
             blocked=like.new_zeros(()) if self.found_inf is None else self.found_inf,

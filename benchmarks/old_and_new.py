@@ -29,7 +29,7 @@ from longspan.reading import Reading
 from longspan.scoring import dynamic
 from longspan.scoring.losses import Arriving
 from longspan.tokenizers import ByteTokenizer
-from longspan.training import run
+from longspan.training import loop, run
 from longspan.training.loop import Trainer
 from longspan.training.optimizers import Muon
 from longspan.training.recipe import load_recipe
@@ -116,33 +116,41 @@ def measure_muon(_: argparse.Namespace) -> list[Row]:
     return [{"form": name, "ms": times[name], "error": errors[name]} for name in forms]
 
 
-def sprint_trainer() -> Trainer:
+def sprint_trainer(plain: bool, layers: int) -> Trainer:
+    """With plain Muon, torch's dropout and the gradient of the memory, or without."""
     ids = np.random.default_rng(1).integers(0, 256, 8_000_000, dtype=np.uint8)
     text = Encoded("random bytes", "train", ids, np.array([0]), ByteTokenizer(), "", len(ids))
-    return run.make_trainer(load_recipe(SPRINT), text, torch.device("cuda"))[1]
+    recipe = load_recipe(SPRINT, [f"model.layers={layers}"])
+    replaced = loop.hash_dropout
+    if plain:
+        loop.hash_dropout = lambda _: None
+    trainer = run.make_trainer(recipe, text, torch.device("cuda"))[1]
+    loop.hash_dropout = replaced
+    optimizer: Any = trainer.optimizer.parts[0]
+    optimizer.fused = not plain
+    for layer in trainer.model.layers:
+        layer.detached_memory = not plain
+    return trainer
 
 
 def measure_sprint(given: argparse.Namespace) -> list[Row]:
-    """Steps of the training loop with each form of Muon, and a profile of a captured step."""
+    """Steps of the training loop with the plain forms and with the new ones, and a profile of a new step."""
     began = time.perf_counter()
-    trainer = sprint_trainer()
-    optimizer: Any = trainer.optimizer.parts[0]
-    tokens = trainer.config.batch * trainer.config.segment
-
-    def steps(fused: bool) -> float:
-        optimizer.fused, trainer.captured = fused, None
-        for _ in range(4):  # until the step is captured and replayed
+    trainers = {name: sprint_trainer(name == "plain", given.layers) for name in ("plain", "new")}
+    found: dict[str, list[float]] = {name: [] for name in trainers}
+    for name, trainer in trainers.items():
+        for _ in range(5):  # until the step is captured and replayed
             trainer.take_step()
-        return milliseconds(trainer.take_step, 40)
-
-    found: dict[str, list[float]] = {"plain": [], "kernels": []}
+        torch.cuda.synchronize()
+        print(f"{name} is captured after {time.perf_counter() - began:.0f} s", flush=True)
     for _ in range(given.rounds):
-        for name, fused in (("plain", False), ("kernels", True)):
-            found[name].append(steps(fused))
-            print(f"{name} {found[name][-1]:.2f} ms, {time.perf_counter() - began:.0f} s", flush=True)
+        for name, trainer in trainers.items():
+            found[name].append(milliseconds(trainer.take_step, 30))
+            print(f"{name} {found[name][-1]:.2f} ms", flush=True)
     if given.profile:
-        profile(trainer.take_step, given.profile)
+        profile(trainers["new"].take_step, given.profile)
     medians = {name: statistics.median(times) for name, times in found.items()}
+    tokens = trainer.config.batch * trainer.config.segment
     return [
         {"form": name, "ms": ms, "tokens/s": 1e3 * tokens / ms, "ratio": medians["plain"] / ms}
         for name, ms in medians.items()
@@ -271,6 +279,7 @@ def main() -> None:
     parts = {"muon": measure_muon, "sprint": measure_sprint, "softmax": measure_softmax, "dynamic": measure_dynamic}
     parser.add_argument("part", choices=parts)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--segments", type=int, default=300)
     parser.add_argument("--profile", type=Path, help="write the kernels of a step to this file")
     parser.add_argument("--json", type=Path)

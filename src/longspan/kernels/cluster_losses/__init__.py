@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from longspan.shapes import Bool, Float, Int, Tensor
 
 CHUNK_SCORES = 2**27
 """Scores of a chunk: 256 MB in bfloat16."""
+ALIGNED = 64
 
 
 @dataclass(frozen=True)
@@ -174,16 +176,23 @@ def chunks(hidden: Tensor, table: Tensor) -> list[slice]:
     return [slice(first, min(first + size, N)) for first in range(0, N, size)]
 
 
+def aligned(table: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """With zero rows up to a multiple of 64: products with an odd number of columns are slow."""
+    missing = -table.shape[0] % ALIGNED
+    return (F.pad(table, (0, 0, 0, missing)), F.pad(bias, (0, missing))) if missing else (table, bias)
+
+
 @torch.library.custom_op("longspan::chunked_losses", mutates_args=())
 def _chunked(hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     from longspan.kernels.cluster_losses.kernels import row_losses_kernel
 
     N, V = hidden.shape[0], table.shape[0]
+    table, bias = aligned(table, bias)
     losses, lse = (hidden.new_empty(N, dtype=torch.float32) for _ in range(2))
     for some in chunks(hidden, table):
         scores = torch.addmm(bias, hidden[some], table.t())
         row_losses_kernel[(len(scores),)](
-            scores, targets[some], lse[some], losses[some], scale, V, BN=row_block(scores)
+            scores, targets[some], lse[some], losses[some], scale, V, len(table), BN=row_block(scores)
         )
     return losses, lse
 
@@ -195,19 +204,20 @@ def _chunked_backward(
     from longspan.kernels.cluster_losses.kernels import row_slopes_kernel
 
     V, grad = table.shape[0], grad.contiguous()
+    table, bias = aligned(table, bias)
     of_hidden = torch.empty_like(hidden)
     of_table, of_bias = (torch.zeros_like(part, dtype=torch.float32) for part in (table, bias))
     for some in chunks(hidden, table):
         scores = torch.addmm(bias, hidden[some], table.t())
         block = row_block(scores)
-        row_slopes_kernel[(len(scores), -(-V // block))](
-            scores, targets[some], lse[some], grad[some], scale, V, BN=block
+        row_slopes_kernel[(len(scores), -(-len(table) // block))](
+            scores, targets[some], lse[some], grad[some], scale, V, len(table), BN=block
         )
         torch.mm(scores, table, out=of_hidden[some])
         # Chunks are added in float32: a running sum in bfloat16 would lose the last of them.
         of_table += scores.t() @ hidden[some]
         of_bias += scores.sum(0, dtype=torch.float32)
-    return of_hidden, of_table.to(table.dtype), of_bias.to(bias.dtype)
+    return of_hidden, of_table[:V].to(table.dtype, copy=True), of_bias[:V].to(bias.dtype, copy=True)
 
 
 def row_block(scores: Tensor) -> int:

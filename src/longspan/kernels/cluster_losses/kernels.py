@@ -123,14 +123,14 @@ def table_kernel(
 
 
 @triton.jit
-def row_losses_kernel(scores, targets, lse, losses, scale, V, BN: tl.constexpr):
+def row_losses_kernel(scores, targets, lse, losses, scale, V, STRIDE, BN: tl.constexpr):
     """Log-sum-exp and loss of one row of scores."""
     row = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, BN)
     largest = tl.full([BN], float("-inf"), tl.float32)
     total = tl.zeros([BN], tl.float32)
     for first in range(0, V, BN):
-        x = tl.load(scores + row * V + first + n, mask=first + n < V, other=float("-inf")).to(tl.float32) * scale
+        x = tl.load(scores + row * STRIDE + first + n, mask=first + n < V, other=float("-inf")).to(tl.float32) * scale
         now = tl.maximum(largest, x)
         # A column without any score yet has -inf - -inf.
         total = total * tl.where(largest == now, 1.0, tl.exp(largest - now)) + tl.where(
@@ -141,14 +141,15 @@ def row_losses_kernel(scores, targets, lse, losses, scale, V, BN: tl.constexpr):
     found = most + tl.log(tl.sum(tl.where(total > 0, total * tl.exp(largest - most), 0.0), 0))
     target = tl.load(targets + row)
     tl.store(lse + row, found)
-    tl.store(losses + row, found - tl.load(scores + row * V + target).to(tl.float32) * scale)
+    tl.store(losses + row, found - tl.load(scores + row * STRIDE + target).to(tl.float32) * scale)
 
 
 @triton.jit
-def row_slopes_kernel(scores, targets, lse, grad, scale, V, BN: tl.constexpr):
-    """Replace a block of a row of scores by its gradient."""
+def row_slopes_kernel(scores, targets, lse, grad, scale, V, STRIDE, BN: tl.constexpr):
+    """Replace a block of a row of scores by its gradient, which is zero for the columns from V on."""
     row = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
-    x = tl.load(scores + row * V + n, mask=n < V, other=0.0).to(tl.float32) * scale
+    x = tl.load(scores + row * STRIDE + n, mask=n < V, other=float("-inf")).to(tl.float32) * scale
     p = tl.exp(x - tl.load(lse + row)) - tl.where(n == tl.load(targets + row), 1.0, 0.0)
-    tl.store(scores + row * V + n, (p * (tl.load(grad + row) * scale)).to(scores.dtype.element_ty), mask=n < V)
+    made = p * (tl.load(grad + row) * scale)
+    tl.store(scores + row * STRIDE + n, made.to(scores.dtype.element_ty), mask=n < STRIDE)

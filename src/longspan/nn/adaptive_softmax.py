@@ -113,7 +113,8 @@ class AdaptiveSoftmax(Head):
     ) -> Float[Tensor, "N"]:
         """`losses` with static shapes and no host sync. Logits are never all in memory, except without kernels (in
         float64, or without Triton): then every cluster scores every token."""
-        torch._assert_async(((targets >= 0) & (targets < self.vocabulary)).all())
+        inside = ((targets >= 0) & (targets < self.vocabulary)).all()
+        torch._assert_async(inside, f"targets must be between 0 and {self.vocabulary - 1}")
         fused = TRITON_WORKS and hidden.dtype != torch.float64
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else hidden.dtype
         losses = torch.zeros((), device=hidden.device)

@@ -154,6 +154,7 @@ def test_settings_out_of_range_are_refused(rate: float, decay: float) -> None:
         Dynamics(rate, decay)
 
 
+@pytest.mark.torture
 def test_one_compilation_serves_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled layers give the same losses and updates, and the model is left as it was."""
     compiled = []

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from longspan.kernels.address_table import addresses
 from longspan.shapes import Float, Tensor
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
@@ -106,7 +107,6 @@ class _Products:
         return zip(self.batches, *(buffer.split(self.counts) for buffer in buffers), strict=True)
 
     def add_momentum(self, momentum: float, blocked: Tensor) -> None:
-        from longspan.kernels.address_table import addresses
         from longspan.kernels.muon.kernels import momentum_kernel
 
         tile = self.how.pass_tile
@@ -140,8 +140,6 @@ class _Products:
         self.x, self.next = self.next, self.x
 
     def apply_to_weights(self, blocked: Tensor, lr: Tensor, decay: float) -> None:
-        from longspan.kernels.address_table import addresses
-
         for batch, polynomial, x, sums in self.split(self.polynomial, self.x, self.sums):
             _, rows, columns = batch.momenta.shape
             update = (addresses(batch.weights), blocked, lr, max(1.0, rows / columns) ** 0.5, decay)

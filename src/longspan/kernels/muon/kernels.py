@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from longspan.kernels.address_table import pointer
+from longspan.kernels.address_table.kernels import pointer
 
 
 @triton.jit

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from longspan.kernels.address_table import addresses
 from longspan.kernels.triton_works import TRITON_WORKS
 from longspan.shapes import Float, Tensor
 
@@ -38,7 +39,6 @@ class RMSUpdate:
         decay: float,
         epsilon: float,
     ) -> None:
-        from longspan.kernels.address_table import addresses
         from longspan.kernels.rms_update.kernels import update_kernel
 
         gradients = [gradient.contiguous() for gradient in gradients]

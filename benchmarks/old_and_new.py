@@ -25,6 +25,8 @@ from longspan.data import Encoded
 from longspan.kernels import muon
 from longspan.kernels.rms_update import RMSUpdate
 from longspan.models.families import create
+from longspan.nn.attention import HeadNorm
+from longspan.nn.transformer import TransformerLayer
 from longspan.reading import Reading
 from longspan.scoring import dynamic
 from longspan.scoring.losses import Arriving
@@ -117,7 +119,7 @@ def measure_muon(_: argparse.Namespace) -> list[Row]:
 
 
 def sprint_trainer(plain: bool, layers: int) -> Trainer:
-    """With plain Muon, torch's dropout and the gradient of the memory, or without."""
+    """With plain Muon, torch's dropout, the norm of heads as compiled and the gradient of the memory, or without."""
     ids = np.random.default_rng(1).integers(0, 256, 8_000_000, dtype=np.uint8)
     text = Encoded("random bytes", "train", ids, np.array([0]), ByteTokenizer(), "", len(ids))
     recipe = load_recipe(SPRINT, [f"model.layers={layers}"])
@@ -128,8 +130,11 @@ def sprint_trainer(plain: bool, layers: int) -> Trainer:
     loop.hash_dropout = replaced
     optimizer: Any = trainer.optimizer.parts[0]
     optimizer.fused = not plain
-    for layer in trainer.model.layers:
-        layer.detached_memory = not plain
+    for module in trainer.model.modules():
+        if isinstance(module, TransformerLayer):
+            module.detached_memory = not plain
+        if isinstance(module, HeadNorm):
+            module.fused = not plain
     return trainer
 
 

@@ -9,7 +9,6 @@ from longspan.cache import SegmentMask
 from longspan.kernels.causal_attention import causal_attention
 from longspan.kernels.head_norm import head_norm
 from longspan.kernels.relative_attention import relative_attention
-from longspan.kernels.triton_works import TRITON_WORKS
 from longspan.nn.memory_projection import memory_context, memory_linear, product_dtype
 from longspan.shapes import Float, Tensor
 
@@ -20,16 +19,15 @@ RelativePosition = tuple[Float[Tensor, "H C D"], Float[Tensor, "H D"], Float[Ten
 class HeadNorm(nn.RMSNorm):
     """RMS norm of each head, g * x / sqrt(mean(x^2)); the heads of a layer share the gains g."""
 
-    fused: bool | None = None
-    """Whether to use the kernels of kernels/head_norm. Default: on a GPU, except in float64."""
+    fused = False
+    """Whether to use the kernels of kernels/head_norm on a GPU. Off until they are measured."""
 
     def __init__(self, heads: int, head_width: int) -> None:
         super().__init__(head_width, eps=1e-6)
         self.heads = heads
 
     def forward(self, x: Float[Tensor, "... E"]) -> Float[Tensor, "... E"]:
-        suits = TRITON_WORKS and x.is_cuda and torch.float64 not in (x.dtype, self.weight.dtype)
-        if suits if self.fused is None else self.fused:
+        if self.fused:
             return head_norm(x, self.weight, self.eps or 0.0)
         # Computed in the dtype of the gains and cast back: under autocast queries, keys and values must agree.
         return super().forward(x.to(self.weight.dtype).unflatten(-1, (self.heads, -1))).flatten(-2).to(x.dtype)

@@ -19,7 +19,9 @@ import longspan
 count = 0
 for module in pkgutil.walk_packages(longspan.__path__, "longspan."):
     # Triton kernels are imported only on machines with a GPU.
-    triton = ("longspan.kernels.relative_attention.fused", "longspan.kernels.one_token.kernels")
+    triton = ("longspan.kernels.relative_attention.fused",)
+    if module.name.startswith("longspan.kernels.") and module.name.endswith(".kernels"):
+        continue
     extras = ("longspan.hf", "longspan.interop.hf", "longspan.interop.lm_eval")
     if not module.name.startswith(("longspan.cli", "longspan.__main__", "longspan.serving", *triton, *extras)):
         importlib.import_module(module.name)

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-KERNELS = ("longspan.kernels.relative_attention.fused_backward", "longspan.kernels.one_token.kernels")
+KERNELS = (
+    "longspan.kernels.relative_attention.fused_backward",
+    "longspan.kernels.one_token.kernels",
+    "longspan.kernels.head_norm.kernels",
+    "longspan.kernels.muon.kernels",
+    "longspan.kernels.rms_update.kernels",
+    "longspan.kernels.cluster_losses.kernels",
+)
 
 if importlib.util.find_spec("triton") is not None:
     # Triton parses the source of a kernel, which the wrapper of the shape checker hides. So kernels are imported

@@ -8,7 +8,8 @@ import torch
 
 from longspan.errors import UnknownNameError
 from longspan.kernels.causal_attention import causal_attention
-from longspan.kernels.relative_attention import forced, has_compiler, reference, relative_attention, skewed
+from longspan.kernels.relative_attention import forced, reference, relative_attention, skewed
+from longspan.kernels.triton_works import has_compiler
 
 Inputs = dict[str, torch.Tensor]
 

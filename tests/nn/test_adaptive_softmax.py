@@ -123,3 +123,30 @@ def test_cross_entropy_itself_refuses_it_without_the_check(
     monkeypatch.setattr(AdaptiveSoftmax, "_check_targets", lambda *_: None)
     with pytest.raises(IndexError):
         head.losses(torch.randn(1, 1, WIDTH, dtype=torch.float64), torch.tensor([[target]]))
+
+
+@pytest.mark.parametrize("shape", SHAPES[2:])
+def test_static_shapes_give_the_same_losses(shape: dict) -> None:
+    """In float64 without kernels: every cluster scores every token."""
+    _, head = make(**shape)
+    hidden, targets = torch.randn(2, 40, WIDTH, dtype=torch.float64), torch.randint(V, (2, 40))
+    expected = head.losses(hidden, targets, 1.7)
+    head.static = True
+    torch.testing.assert_close(head.losses(hidden, targets, 1.7), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", SHAPES[2:])
+def test_losses_and_gradients_on_a_gpu(shape: dict) -> None:
+    """By kernels, in float32, against float64 on a CPU."""
+    embedding, head = make(**shape)
+    hidden, targets = torch.randn(2, 40, WIDTH, dtype=torch.float64), torch.randint(V, (2, 40))
+    found = []
+    for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
+        embedding.to(device, dtype), head.to(device, dtype)
+        given = hidden.to(device, dtype).requires_grad_()
+        losses = head.losses(given, targets.to(device), 1.7)
+        grads = torch.autograd.grad(losses.square().sum(), [given, *head.parameters()])
+        found.append([t.double().cpu() for t in (losses, *grads)])
+    for got, want in zip(*found[::-1], strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)

@@ -1,6 +1,7 @@
 """Dynamic evaluation: equals a plain implementation of the rule, and never learns from unscored text."""
 
 import copy
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,7 +13,7 @@ from longspan.config import keys
 from longspan.contract import LanguageModel
 from longspan.errors import ConfigError
 from longspan.models import families
-from longspan.scoring.dynamic import Dynamics, dynamic_losses
+from longspan.scoring.dynamic import Dynamics, Learner, dynamic_losses
 from longspan.scoring.losses import Chunk, stream_losses
 from tests.support import READING, build
 
@@ -151,3 +152,26 @@ def test_losses_on_a_gpu_equal_those_on_a_cpu(family: str) -> None:
 def test_settings_out_of_range_are_refused(rate: float, decay: float) -> None:
     with pytest.raises(ConfigError, match=r"^(rate|decay)=[-\d.n]"):
         Dynamics(rate, decay)
+
+
+@pytest.mark.torture
+def test_one_compilation_serves_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled layers give the same losses and updates, and the model is left as it was."""
+    compiled = []
+
+    def record(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> torch.fx.GraphModule:
+        compiled.append(graph)
+        return graph
+
+    compiler = functools.partial(torch.compile, backend=record)
+    monkeypatch.setattr(torch, "compile", compiler)
+    learners = [Learner(make_model("longspan-xl"), Dynamics(0.01)) for _ in range(2)]
+    tokens, targets = torch.from_numpy(make_ids(2 * 8, seed=3).astype(np.int64)).view(2, 1, 8).unbind()
+    state = learners[0].model.initial_state(1, trainable=True, filled=True)
+    for _ in range(2):
+        expected, _ = learners[0].step([state], tokens, targets, None)
+        got, _ = learners[1].compiled_step([state], tokens, targets, None)
+        torch.testing.assert_close(got, expected)
+    assert len(learners[1].model.layers) == 2
+    assert len(compiled) == 1
+    assert not any("forward" in vars(layer) for layer in learners[1].model.layers)

@@ -65,17 +65,23 @@ def expanded_zeros(like: Tensor, *shape: int, dtype: torch.dtype | None = None) 
 
 
 def extend(
-    cache: AttentionCache | None, x: Float[Tensor, "B T E"], project: Project, limit: int
+    cache: AttentionCache | None,
+    x: Float[Tensor, "B T E"],
+    project: Project,
+    limit: int,
+    project_both: Callable[..., tuple[Tensor, Tensor]] | None = None,
 ) -> tuple[Float[Tensor, "B H K D"], Float[Tensor, "B H K D"], AttentionCache | None]:
     """Keys and values of [cached positions; segment], and the cache after the segment, at most `limit` positions.
 
-    Without a cache, or with one of size 0, those of the segment only.
+    Without a cache, or with one of size 0, those of the segment only. `project_both`, if given, is called with a memory
+    and the segment in place of `project`.
     """
     if cache is None or (cache.positions == 0 and limit == 0):
         return *project(x), cache
     if isinstance(cache, Memory):
         context = torch.cat([cache.hidden.to(x.dtype), x], dim=1)
-        return *project(context), Memory(newest(context.detach(), x.detach(), limit, dim=1))
+        projected = project(context) if project_both is None else project_both(cache.hidden, x)
+        return *projected, Memory(newest(context.detach(), x.detach(), limit, dim=1))
     new_keys, new_values = project(x)
     keys, values = join(cache.keys, new_keys), join(cache.values, new_values)
     pairs = (keys, new_keys), (values, new_values)

@@ -11,7 +11,7 @@ from longspan.decoding.rolling import RollingDecoder
 from longspan.decoding.step_layers import StepLayer
 from longspan.kernels import one_token
 from longspan.kernels.one_token import Norm
-from longspan.kernels.relative_attention import TRITON_WORKS
+from longspan.kernels.triton_works import TRITON_WORKS
 from longspan.shapes import Float, Int, Tensor
 
 

@@ -89,7 +89,7 @@ class BERT(WindowTransformer):
 
     @property
     def hints(self) -> Hints:  # type: ignore[override]
-        return Hints(graph_safe=not self.config.cutoffs)
+        return Hints(graph_safe=True)
 
     def embed(
         self, tokens: Int[Tensor, "B T"], first: Int[Tensor, "B T"] | None, segments: Int[Tensor, "B T"]

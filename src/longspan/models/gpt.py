@@ -43,4 +43,4 @@ class GPT(WindowTransformer):
 
     @property
     def hints(self) -> Hints:  # type: ignore[override]
-        return Hints(graph_safe=not self.config.cutoffs)
+        return Hints(graph_safe=True)

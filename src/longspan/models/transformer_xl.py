@@ -184,7 +184,7 @@ class TransformerXL(LanguageModel):
 
     @property
     def hints(self) -> Hints:  # type: ignore[override]
-        return Hints(graph_safe=not self.config.cutoffs, shard_layers=self.config.shared_biases)
+        return Hints(graph_safe=True, shard_layers=self.config.shared_biases)
 
     def has_memory(self, reading: Reading | None = None) -> bool:
         return (reading or self.reading).memory > 0

@@ -82,7 +82,7 @@ class Vanilla(WindowModel):
 
     @property
     def hints(self) -> Hints:  # type: ignore[override]
-        return Hints(graph_safe=not self.config.cutoffs)
+        return Hints(graph_safe=True)
 
     def check_reading(self, reading: Reading) -> None:
         super().check_reading(reading)

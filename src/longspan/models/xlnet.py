@@ -128,7 +128,7 @@ class XLNet(LanguageModel):
 
     @property
     def hints(self) -> Hints:  # type: ignore[override]
-        return Hints(graph_safe=not self.config.cutoffs, shard_layers=False)
+        return Hints(graph_safe=True, shard_layers=False)
 
     def has_memory(self, reading: Reading | None = None) -> bool:
         return (reading or self.reading).memory > 0

@@ -11,6 +11,8 @@ from torch.nn import functional as F
 
 from longspan.contract import Head
 from longspan.errors import DataError
+from longspan.kernels.cluster_losses import chunked_losses, cluster_losses
+from longspan.kernels.triton_works import TRITON_WORKS
 from longspan.nn.embedding import AdaptiveEmbedding, cluster_edges
 from longspan.shapes import Float, Int, Tensor
 
@@ -32,6 +34,8 @@ class AdaptiveSoftmax(Head):
         super().__init__()
         self.clusters = cluster_edges(vocabulary, cutoffs)
         self.vocabulary = vocabulary
+        self.static: bool | None = None
+        """Whether shapes of `losses` are independent of the targets. Default: on a GPU."""
         self.tables = nn.ParameterList(
             table if tie_embedding else torch.empty_like(table) for table in embedding.tables
         )
@@ -49,17 +53,23 @@ class AdaptiveSoftmax(Head):
     def _scores(self, hidden: Float[Tensor, "... D"], cluster: int, temperature: float) -> Float[Tensor, "... E"]:
         """Scores of the tokens of a cluster divided by the temperature; after those of cluster 0 come the entries of
         the other clusters. In float32 or wider, because probabilities are computed from them."""
+        table, bias = self._table(cluster)
+        scores = F.linear(self._project(hidden, cluster), table, bias)
+        wide = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
+        return wide if temperature == 1 else wide / temperature
+
+    def _table(self, cluster: int) -> tuple[Float[Tensor, "V D"], Float[Tensor, "V"]]:
+        """Vectors and biases of the tokens of a cluster; those of cluster 0 end with the entries of the others."""
         begin, end = self.clusters[cluster]
         one_table = len(self.tables) < len(self.clusters)
         table = self.tables[0][begin:end] if one_table else self.tables[cluster]
         bias = self.biases[0][begin:end] if one_table else self.biases[cluster]
         if cluster == 0 and len(self.clusters) > 1:
-            table, bias = torch.cat([table, self.cluster_weight]), torch.cat([bias, self.cluster_bias])
-        if len(self.projections):
-            hidden = F.linear(hidden, self.projections[cluster].t())
-        scores = F.linear(hidden, table, bias)
-        wide = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
-        return wide if temperature == 1 else wide / temperature
+            return torch.cat([table, self.cluster_weight]), torch.cat([bias, self.cluster_bias])
+        return table, bias
+
+    def _project(self, hidden: Float[Tensor, "... E"], cluster: int) -> Float[Tensor, "... D"]:
+        return F.linear(hidden, self.projections[cluster].t()) if len(self.projections) else hidden
 
     def logits(self, hidden: Float[Tensor, "B T D"], temperature: float = 1.0) -> Float[Tensor, "B T V"]:
         """Scores of every token, at least float32; with clusters they are log-probabilities."""
@@ -79,18 +89,50 @@ class AdaptiveSoftmax(Head):
     ) -> Float[Tensor, "B T"]:
         """Negative log-probability of each target in nats, in token order; at least float32."""
         self._check_targets(targets)
+        if len(self.clusters) > 1 and (hidden.is_cuda if self.static is None else self.static):
+            return self._static_losses(hidden.flatten(0, 1), targets.flatten(), temperature).view(targets.shape)
         head = self._scores(hidden, 0, temperature)
         if len(self.clusters) == 1:
             return _cross_entropy(head.flatten(0, 1), targets.flatten()).view(targets.shape)
-        frequent = self.clusters[0][1]
-        entry = targets
-        for i, (begin, end) in enumerate(self.clusters[1:]):
-            entry = torch.where((targets >= begin) & (targets < end), frequent + i, entry)
-        losses = _cross_entropy(head.flatten(0, 1), entry.flatten()).view(targets.shape)
+        losses = _cross_entropy(head.flatten(0, 1), self._entries(targets).flatten()).view(targets.shape)
         for i, (begin, end) in enumerate(self.clusters[1:], start=1):
             here = (targets >= begin) & (targets < end)
             tail = _cross_entropy(self._scores(hidden[here], i, temperature), targets[here] - begin)
             losses = losses + torch.zeros_like(losses).masked_scatter(here, tail)
+        return losses
+
+    def _entries(self, targets: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+        """The entry of each target in the first softmax: the token itself, or its cluster."""
+        entry, frequent = targets, self.clusters[0][1]
+        for i, (begin, end) in enumerate(self.clusters[1:]):
+            entry = torch.where((targets >= begin) & (targets < end), frequent + i, entry)
+        return entry
+
+    def _static_losses(
+        self, hidden: Float[Tensor, "N D"], targets: Int[Tensor, "N"], temperature: float
+    ) -> Float[Tensor, "N"]:
+        """`losses` with static shapes and no host sync. Logits are never all in memory, except without kernels (in
+        float64, or without Triton): then every cluster scores every token."""
+        inside = ((targets >= 0) & (targets < self.vocabulary)).all()
+        torch._assert_async(inside, f"targets must be between 0 and {self.vocabulary - 1}")
+        fused = TRITON_WORKS and hidden.dtype != torch.float64
+        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else hidden.dtype
+        losses = torch.zeros((), device=hidden.device)
+        for i, (begin, end) in enumerate(self.clusters):
+            here = (targets >= begin) & (targets < end)
+            own = torch.where(here, targets - begin, 0) if i else self._entries(targets)
+            if not fused:
+                found = _cross_entropy(self._scores(hidden, i, temperature), own)
+                losses = losses + (found.where(here, 0.0) if i else found)
+                continue
+            table, bias = (part.to(dtype) for part in self._table(i))
+            projected = self._project(hidden, i).to(dtype)
+            with torch.autocast("cuda", enabled=False):
+                if i:
+                    found = cluster_losses(projected, table, bias, own, here, temperature)
+                else:
+                    found = chunked_losses(projected, table, bias, own, temperature)
+            losses = losses + found
         return losses
 
     def _check_targets(self, targets: Int[Tensor, "B T"]) -> None:

@@ -7,7 +7,9 @@ from torch import nn
 
 from longspan.cache import SegmentMask
 from longspan.kernels.causal_attention import causal_attention
+from longspan.kernels.head_norm import head_norm
 from longspan.kernels.relative_attention import relative_attention
+from longspan.nn.memory_projection import memory_context, memory_linear, product_dtype
 from longspan.shapes import Float, Tensor
 
 RelativePosition = tuple[Float[Tensor, "H C D"], Float[Tensor, "H D"], Float[Tensor, "H D"]]
@@ -17,11 +19,16 @@ RelativePosition = tuple[Float[Tensor, "H C D"], Float[Tensor, "H D"], Float[Ten
 class HeadNorm(nn.RMSNorm):
     """RMS norm of each head, g * x / sqrt(mean(x^2)); the heads of a layer share the gains g."""
 
+    fused = False
+    """Whether to use the kernels of kernels/head_norm on a GPU. Off until they are measured."""
+
     def __init__(self, heads: int, head_width: int) -> None:
         super().__init__(head_width, eps=1e-6)
         self.heads = heads
 
     def forward(self, x: Float[Tensor, "... E"]) -> Float[Tensor, "... E"]:
+        if self.fused:
+            return head_norm(x, self.weight, self.eps or 0.0)
         # Computed in the dtype of the gains and cast back: under autocast queries, keys and values must agree.
         return super().forward(x.to(self.weight.dtype).unflatten(-1, (self.heads, -1))).flatten(-2).to(x.dtype)
 
@@ -60,8 +67,24 @@ class Attention(nn.Module):
         return split_heads(self.projection_dropout(self.query_norm(self.query(h))), self.heads)
 
     def keys_values(self, context: Float[Tensor, "B K E"]) -> tuple[Float[Tensor, "B H K D"], Float[Tensor, "B H K D"]]:
-        keys = self.projection_dropout(self.key_norm(self.key(context)))
-        values = self.projection_dropout(self.value(context))
+        return self._split(self.key(context), self.value(context))
+
+    def memory_keys_values(
+        self, memory: Float[Tensor, "B M E"], segment: Float[Tensor, "B T E"], gain: Float[Tensor, "E"] | None
+    ) -> tuple[Float[Tensor, "B H K D"], Float[Tensor, "B H K D"]]:
+        """Keys and values of [memory; segment], both times `gain`, without a gradient of the memory.
+
+        Gains multiply the weights and not the inputs, so that their gradient comes from that of the weights.
+        """
+        segment = segment.to(product_dtype(segment))
+        context = memory_context(memory, segment)
+        weights = (part.weight if gain is None else part.weight * gain for part in (self.key, self.value))
+        return self._split(*(memory_linear(context, segment, weight) for weight in weights))
+
+    def _split(
+        self, keys: Float[Tensor, "B K F"], values: Float[Tensor, "B K F"]
+    ) -> tuple[Float[Tensor, "B H K D"], Float[Tensor, "B H K D"]]:
+        keys, values = self.projection_dropout(self.key_norm(keys)), self.projection_dropout(values)
         return split_heads(keys, self.heads), split_heads(values, self.heads)
 
     def attend(

@@ -1,10 +1,35 @@
-"""Kinds of dropout that torch does not have: one mask for all positions, and dropout of words."""
+"""Kinds of dropout that torch does not have: masks by a hash, one mask for all positions, and dropout of words."""
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from longspan.shapes import Float, Int, Tensor
+from longspan.shapes import Bool, Float, Int, Tensor
+
+
+class HashedDropout(nn.Dropout):
+    """Dropout whose mask is a hash of a seed and the position of a number, in compiled code.
+
+    Compiled dropout of torch computes ten rounds of Philox per number, which takes longer than reading and writing it,
+    and keeps the mask for the backward pass. A hash of a few operations is computed again there.
+    """
+
+    def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        if not (self.training and self.p and torch.compiler.is_compiling() and x.numel() < 2**31):
+            return super().forward(x)
+        # The product of random numbers below 1 and 2^31 has 24 random bits.
+        seeds = (torch.rand(2, device=x.device, dtype=torch.float32) * 2**31).to(torch.int32)
+        return torch.where(hashed_mask(seeds, x.shape, self.p), x / (1 - self.p), 0.0)
+
+
+def hashed_mask(seeds: Int[Tensor, "2"], shape: torch.Size, rate: float) -> Bool[Tensor, "..."]:
+    """True with probability 1 - rate: lowbias32 (Wellons 2018) of the position, with a second seed between its
+    rounds."""
+    h = torch.arange(shape.numel(), dtype=torch.int32, device=seeds.device).view(shape) ^ seeds[0]
+    h = (h ^ ((h >> 16) & 0xFFFF)) * 0x7FEB352D + seeds[1]
+    h = (h ^ ((h >> 15) & 0x1FFFF)) * (0x846CA68B - 2**32)
+    h = h ^ ((h >> 16) & 0xFFFF)
+    return (h & 0x7FFFFFFF) >= round(rate * 2**31)
 
 
 class LockedDropout(nn.Module):

@@ -95,7 +95,7 @@ class MemoryTransformer(LanguageModel):
 
     @property
     def hints(self) -> Hints:  # type: ignore[override]
-        return Hints(graph_safe=not self.config.cutoffs)
+        return Hints(graph_safe=True)
 
     @abstractmethod
     def positions(self, state: State, mask: SegmentMask) -> tuple[Sequence[Any], tuple[Tensor, ...]]:

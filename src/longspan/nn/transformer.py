@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from longspan.cache import AttentionCache, ConvolutionCache, SegmentMask, extend
 from longspan.nn.attention import Attention
@@ -99,6 +100,9 @@ class TransformerLayer(nn.Module):
     Without a cache it attends to the segment only. A family overrides `attend` for its own kind of attention.
     """
 
+    detached_memory: bool | None = None
+    """Whether training leaves out the gradient of the memory, which is cut off in any case. Default: on a GPU."""
+
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.attention = config.make_attention()
@@ -109,10 +113,22 @@ class TransformerLayer(nn.Module):
     def keys_values(self, context: Float[Tensor, "B K E"]) -> tuple[Tensor, Tensor]:
         return self.attention.keys_values(self.attention_residual.inputs(context))
 
+    def memory_keys_values(self, memory: Float[Tensor, "B M E"], x: Float[Tensor, "B T E"]) -> tuple[Tensor, Tensor]:
+        """`keys_values` of [memory; segment] for training. Not for a layer norm before attention, which has biases."""
+        norm = self.attention_residual.norm
+        if not self.attention_residual.before:
+            return self.attention.memory_keys_values(memory, x, None)
+        if not isinstance(norm, nn.RMSNorm):
+            return self.keys_values(torch.cat([memory.to(x.dtype), x], dim=1))
+        memory, x = (F.rms_norm(part, norm.normalized_shape, None, norm.eps) for part in (memory, x))
+        return self.attention.memory_keys_values(memory, x, norm.weight)
+
     def forward(
         self, x: Float[Tensor, "B T E"], cache: AttentionCache | None, mask: SegmentMask, position: Any = None
     ) -> tuple[Float[Tensor, "B T E"], AttentionCache | None]:
-        keys, values, cache = extend(cache, x, self.keys_values, mask.memory)
+        detached = x.is_cuda if self.detached_memory is None else self.detached_memory
+        both = self.memory_keys_values if detached and torch.is_grad_enabled() else None
+        keys, values, cache = extend(cache, x, self.keys_values, mask.memory, both)
         x = self.attention_residual(x, self.attend(self.attention_residual.inputs(x), keys, values, mask, position))
         return self.feed_forward_residual(x, self.feed_forward(self.feed_forward_residual.inputs(x))), cache
 

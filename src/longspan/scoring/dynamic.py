@@ -9,9 +9,11 @@ Deviation: Krause et al. compute v on the training text. Here it comes from the 
 is not needed.
 """
 
+import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -19,11 +21,14 @@ from longspan.config import convert_fields
 from longspan.contract import LanguageModel, State
 from longspan.cuda_graphs import CapturedStep
 from longspan.errors import ConfigError
+from longspan.kernels.rms_update import RMSUpdate
 from longspan.reading import Reading
-from longspan.scoring.losses import Chunk, Ids, Starts, segments_of
+from longspan.scoring.losses import Arriving, Chunk, Ids, Starts, segments_of
 from longspan.shapes import Bool, Float, Int, Tensor
 
 EPSILON = 1e-8
+WORTH_COMPILING = 1500
+"""Segments. Compiling a layer takes as long as some hundreds of steps that are not compiled."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +80,14 @@ def dynamic_losses(
     between. There is one stream only: several would learn from text that another has not scored yet. The memory holds
     hidden states, because cached keys and values would come from older weights. Matrix products may have a lower
     `precision` than the weights, as in training. A bfloat16 model learns as a float32 copy, with bfloat16 products.
-    On a GPU the step is captured in a CUDA graph.
+    On a GPU the step is captured in a CUDA graph, and for a long text its layers are compiled.
     """
     model, precision = learning_copy(model, precision)
     learner = Learner(model, dynamics or Dynamics(), precision)
-    captured = CapturedStep(learner.step)
-    before, state = None, None
+    on_gpu = learner.steps.is_cuda
+    compiles = on_gpu and model.hints.compile and len(ids) > WORTH_COMPILING * reading.segment
+    captured = CapturedStep(learner.compiled_step if compiles else learner.step)
+    before, state, arriving = None, None, None
     try:
         for piece in segments_of(model, ids, segment=reading.segment, starts=starts):
             state = model.initial_state(1, reading, trainable=True) if state is None else state
@@ -90,7 +97,11 @@ def dynamic_losses(
             before = shapes
             step = captured if steady and model.hints.graph_safe else learner.step
             losses, (state,) = step([state], piece.tokens, piece.targets, piece.starts)
-            yield from piece.chunks(losses)
+            if arriving is not None:
+                yield from arriving.chunks()
+            arriving = Arriving(piece, losses)
+        if arriving is not None:
+            yield from arriving.chunks()
     finally:
         learner.restore()
 
@@ -105,6 +116,24 @@ class Learner:
         self.squares = [torch.zeros_like(weight) for weight in self.original]
         # A tensor, because a CUDA graph would capture a number as a constant.
         self.steps = torch.zeros((), device=self.weights[0].device)
+        self.fused: tuple[list[int], RMSUpdate] | None = None
+        self.layers: list[tuple[Any, Callable[..., Any]]] = []
+
+    def compiled_step(
+        self,
+        states: list[State],
+        tokens: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B T"],
+        starts: Bool[Tensor, "B T"] | None,
+    ) -> tuple[Float[Tensor, "B T"], list[State]]:
+        """`step` with compiled layers. They have the same code, so one compilation serves all of them."""
+        if not self.layers:
+            self.layers = [(layer, torch.compile(layer.forward, dynamic=False)) for layer in _layers(self.model)]
+        with contextlib.ExitStack() as stack:
+            for layer, forward in self.layers:
+                layer.forward = forward
+                stack.callback(delattr, layer, "forward")
+            return self.step(states, tokens, targets, starts)
 
     def step(
         self,
@@ -127,6 +156,9 @@ class Learner:
     def update(self, gradients: tuple[Tensor | None, ...]) -> None:
         """Update all weights, with one call per operation instead of one per weight."""
         self.steps += 1
+        if RMSUpdate.suits(self.weights):
+            self._fused_update(gradients)
+            return
         rows = zip(self.weights, self.original, self.squares, gradients, strict=True)
         used = [row for row in rows if row[3] is not None]
         weights, original, squares, g = (list(column) for column in zip(*used, strict=True))
@@ -138,7 +170,22 @@ class Learner:
             torch._foreach_lerp_(weights, original, self.dynamics.decay)
         torch._foreach_addcdiv_(weights, g, roots, value=-self.dynamics.rate)
 
+    def _fused_update(self, gradients: tuple[Tensor | None, ...]) -> None:
+        """The same in one kernel."""
+        used = [k for k, gradient in enumerate(gradients) if gradient is not None]
+        if self.fused is None or self.fused[0] != used:
+            parts = (self.weights, self.original, self.squares)
+            self.fused = used, RMSUpdate(*([part[k].detach() for k in used] for part in parts))
+        given = [gradient for gradient in gradients if gradient is not None]
+        self.fused[1](given, self.steps, self.dynamics.rate, self.dynamics.decay, EPSILON)
+
     def restore(self) -> None:
         with torch.no_grad():
             for weight, original in zip(self.weights, self.original, strict=True):
                 weight.copy_(original)
+
+
+def _layers(model: LanguageModel) -> Sequence[Any]:
+    """The layers that can be compiled one by one."""
+    layers = getattr(model, "layers", ())
+    return [layer for layer in layers if "forward" not in vars(layer)] if model.hints.compile else []

@@ -47,6 +47,21 @@ class Segment:
                 yield Chunk(begin, values[row, :count])
 
 
+class Arriving:
+    """Losses of a segment on their way from the device, which can run the next segment in the meantime."""
+
+    def __init__(self, segment: Segment, losses: torch.Tensor) -> None:
+        self.segment, self.losses = segment, losses.detach().float().to("cpu", non_blocking=True)
+        self.arrived = torch.cuda.Event() if losses.is_cuda else None
+        if self.arrived is not None:
+            self.arrived.record()
+
+    def chunks(self) -> Iterator[Chunk]:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.segment.chunks(self.losses)
+
+
 def segments_of(
     model: LanguageModel, ids: Ids, *, segment: int, streams: int = 1, starts: Starts | None = None
 ) -> Iterator[Segment]:
@@ -125,7 +140,12 @@ def check_text(model: LanguageModel, ids: Ids) -> int:
 
 
 def _tensor(ids: Ids, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(ids.astype(np.int64)).to(device)
+    return _send(torch.from_numpy(ids.astype(np.int64)), device)
+
+
+def _send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Pinned memory is copied without waiting for the work that the device still has to do."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def _starts_at(positions: NDArray[np.int64], starts: Starts | None, device: torch.device) -> torch.Tensor | None:
@@ -133,4 +153,4 @@ def _starts_at(positions: NDArray[np.int64], starts: Starts | None, device: torc
     if starts is None or not len(starts):
         return None
     found = np.minimum(np.searchsorted(starts, positions), len(starts) - 1)
-    return torch.from_numpy(starts[found] == positions).to(device)
+    return _send(torch.from_numpy(starts[found] == positions), device)

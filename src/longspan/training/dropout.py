@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from longspan.contract import LanguageModel, State
-from longspan.nn.dropout import LockedDropout
+from longspan.nn.dropout import HashedDropout, LockedDropout
 from longspan.nn.whole_batch import divided, division
 from longspan.shapes import Float, Tensor
 from longspan.training.optimizers import hidden_matrices
@@ -23,6 +23,14 @@ def lock_dropout(model: nn.Module) -> None:
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Dropout):
                 setattr(module, name, LockedDropout(child.p))
+
+
+def hash_dropout(model: nn.Module) -> None:
+    """Replace every dropout by one that is faster in compiled code. The masks differ, their distribution does not."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is nn.Dropout:
+                setattr(module, name, HashedDropout(child.p))
 
 
 def checkpoint_layers(model: LanguageModel) -> None:

@@ -25,7 +25,7 @@ from longspan.shapes import Float, Tensor
 from longspan.tokenizers import Tokenizer
 from longspan.training.averaging import Average
 from longspan.training.depth import unfreeze
-from longspan.training.dropout import Objective, checkpoint_layers, lock_dropout
+from longspan.training.dropout import Objective, checkpoint_layers, hash_dropout, lock_dropout
 from longspan.training.environment import peak_memory
 from longspan.training.ledger import Entry, Ledger, NotFiniteError, NotFiniteRow, Row
 from longspan.training.observer import Observer, Validation
@@ -83,6 +83,8 @@ class Trainer:
         wanted = wanted and not self.config.unfreeze_every
         # With jitter every length would be compiled.
         wanted = wanted and model.hints.compile and not self.config.segment_jitter
+        if wanted and device.type == "cuda":
+            hash_dropout(model)
         compiled: Any = torch.compile(objective, dynamic=False) if wanted else objective
         parallel = Parallel(objective, compiled, model, processes, device)
         self.objective, self.fast_objective = parallel.eager, parallel.fast

@@ -13,6 +13,9 @@ from torch import nn
 from longspan.checkpoints.weights import copy_into, local, sharded_like
 from longspan.contract import LanguageModel
 from longspan.cuda_graphs import is_capturing
+from longspan.kernels import muon
+from longspan.kernels.muon import NEWTON_SCHULZ
+from longspan.kernels.triton_works import TRITON_WORKS
 from longspan.shapes import Float, Tensor
 from longspan.training.depth import rate_factors
 from longspan.training.processes import ALONE, Processes
@@ -20,7 +23,6 @@ from longspan.training.recipe import TrainingConfig
 
 FACTOR = "layer_factor"
 """The key of a parameter group that multiplies its learning rate: lower layers may learn more slowly."""
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalise(matrices: Float[Tensor, "N R C"], steps: int = 5) -> Float[Tensor, "N R C"]:
@@ -32,7 +34,7 @@ def orthogonalise(matrices: Float[Tensor, "N R C"], steps: int = 5) -> Float[Ten
     a, b, c = NEWTON_SCHULZ
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.transpose(1, 2) if tall else matrices
-    if x.is_cuda:
+    if x.is_cuda and x.dtype != torch.float64:
         x = x.bfloat16()
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(steps):
@@ -62,6 +64,8 @@ class Muon(torch.optim.Optimizer):
         super().__init__(list(parameters), {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.found_inf: Tensor | None = None
         self.processes = processes
+        self.fused: bool | None = None
+        """Whether to use the kernels of kernels/muon. Default: if all matrices suit them."""
         given = self.param_groups[0]["params"]
         shapes: dict[tuple[int, int], list[nn.Parameter]] = {}
         for parameter, count in zip(given, rows or [p.shape[0] for p in given], strict=True):
@@ -77,6 +81,9 @@ class Muon(torch.optim.Optimizer):
     def step(self) -> None:  # type: ignore[override]
         group = self.param_groups[0]
         lr, momentum, decay = group["lr"], group["momentum"], group["weight_decay"]
+        if self._suits_kernels() if self.fused is None else self.fused:
+            self._fused_step(lr, momentum, decay)
+            return
         for rows, parameters, momenta in self.batches:
             gradients = torch.stack([torch.zeros_like(p) if p.grad is None else p.grad for p in parameters])
             allow: Tensor | float = 1.0
@@ -91,6 +98,33 @@ class Muon(torch.optim.Optimizer):
                 change.add_(torch.stack([p.detach() for p in parameters]), alpha=decay)
             change *= allow * -lr
             torch._foreach_add_([p.detach() for p in parameters], list[Tensor](change.unbind()))
+
+    def _suits_kernels(self) -> bool:
+        """Whether the kernels can be used: float32 matrices on one CUDA device, none of them narrow."""
+        return (
+            TRITON_WORKS
+            and self.processes.size == 1
+            and all(
+                momenta.is_cuda and momenta.dtype == torch.float32 and min(momenta.shape[1:]) >= muon.SMALLEST
+                for _, _, momenta in self.batches
+            )
+        )
+
+    def _fused_step(self, lr: float | Tensor, momentum: float, decay: float) -> None:
+        """The same step by the kernels of kernels/muon. Without gradients a matrix is treated as if they were zero."""
+        like = self.batches[0][2]
+        batches = []
+        for _, parameters, momenta in self.batches:
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad.contiguous() for p in parameters]
+            batches.append(muon.Batch([p.detach() for p in parameters], gradients, momenta))
+        muon.step(
+            batches,
+            lr=lr.float() if isinstance(lr, Tensor) else like.new_full((), lr),  # a copy could not be captured
+            momentum=momentum,
+            decay=decay,
+            blocked=like.new_zeros(()) if self.found_inf is None else self.found_inf,
+            dtype=torch.bfloat16 if like.is_cuda else torch.float32,
+        )
 
     def _orthogonalise(self, matrices: Float[Tensor, "N R C"], rows: int) -> Float[Tensor, "N R C"]:
         """`orthogonalise`, divided among the processes. Shards of rows go to the process of their matrix and back."""

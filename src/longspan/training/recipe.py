@@ -321,11 +321,6 @@ class Recipe:
     result: ResultConfig = field(default_factory=ResultConfig)
 
     def __post_init__(self) -> None:
-        require(
-            not (self.training.cuda_graph and self.model.cutoffs),
-            f"training.cuda_graph=true needs static shapes, but with model.cutoffs={list(self.model.cutoffs)} those of "
-            "the softmax depend on the text; turn off one of them",
-        )
         self._check_settings()
         self.training_readings()  # raises an error if settings contradict each other
         self.evaluation_reading()

@@ -11,7 +11,7 @@ from longspan.kernels.block_attention import gathered, reference
 from longspan.kernels.block_attention.gathered import oldest_seen
 from longspan.kernels.block_attention.pattern import Chunks, Columns, Graph, Part, Pattern, Rows, Window
 from longspan.kernels.block_attention.reference import Distances
-from longspan.kernels.relative_attention import TRITON_WORKS
+from longspan.kernels.triton_works import TRITON_WORKS
 from longspan.kernels.untraced import untraced
 from longspan.shapes import Float, Int, Tensor
 

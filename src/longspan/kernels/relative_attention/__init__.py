@@ -1,8 +1,5 @@
 """Relative attention: the reference, its fast implementations, and the function that chooses one."""
 
-import importlib.util
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +9,7 @@ import torch
 from longspan.errors import UnknownNameError
 from longspan.kernels.observe import AttentionCall, notify, observers
 from longspan.kernels.relative_attention import fused, reference, skewed
+from longspan.kernels.triton_works import TRITON_WORKS
 from longspan.shapes import Float, Int, Tensor
 
 FORMS: dict[str, Callable[..., Tensor]] = {
@@ -20,17 +18,6 @@ FORMS: dict[str, Callable[..., Tensor]] = {
     "fused": fused.relative_attention,
 }
 _forced: list[str] = []
-
-
-def has_compiler() -> bool:
-    """Whether there is a C compiler: that of CC if it is set, else gcc, clang or cc. Triton needs it for its
-    launchers."""
-    named = os.environ.get("CC", "").split()[:1]
-    return any(shutil.which(name) for name in named or ("gcc", "clang", "cc"))
-
-
-# Checked once, because compiled code cannot search for files.
-TRITON_WORKS = importlib.util.find_spec("triton") is not None and has_compiler()
 
 
 @contextmanager

@@ -1,0 +1,49 @@
+"""The update of dynamic evaluation in one pass over weights, gradients and squares.
+
+    s <- s + g^2        w <- w + decay (w_0 - w) - rate g / (sqrt(s / steps) + epsilon)
+
+The definition is `Learner.update` in scoring/dynamic.py.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from longspan.kernels.address_table import addresses
+from longspan.kernels.triton_works import TRITON_WORKS
+from longspan.shapes import Float, Tensor
+
+BLOCK = 2048
+
+
+class RMSUpdate:
+    """Updates of the same float32 weights in place, all of them in one launch."""
+
+    def __init__(self, weights: Sequence[Tensor], original: Sequence[Tensor], squares: Sequence[Tensor]) -> None:
+        self.weights, self.original, self.squares = list(weights), list(original), list(squares)
+        device = self.weights[0].device
+        blocks = [(k, first) for k, w in enumerate(self.weights) for first in range(0, w.numel(), BLOCK)]
+        self.tensor_of, self.first_of = torch.tensor(blocks, device=device).T.contiguous()
+        self.sizes = torch.tensor([w.numel() for w in self.weights], device=device)
+
+    @staticmethod
+    def suits(weights: Sequence[Tensor]) -> bool:
+        """Whether the kernel can be used: contiguous float32 weights on a CUDA device."""
+        return TRITON_WORKS and all(w.is_cuda and w.dtype == torch.float32 and w.is_contiguous() for w in weights)
+
+    def __call__(
+        self,
+        gradients: Sequence[Tensor],
+        steps: Float[Tensor, ""],
+        rate: float,
+        decay: float,
+        epsilon: float,
+    ) -> None:
+        from longspan.kernels.rms_update.kernels import update_kernel
+
+        gradients = [gradient.contiguous() for gradient in gradients]
+        tables = [addresses(some) for some in (self.weights, gradients, self.original, self.squares)]
+        update_kernel[(len(self.tensor_of),)](
+            *tables, self.tensor_of, self.first_of, self.sizes, steps, rate, decay, epsilon,
+            BLOCK=BLOCK, DECAY=decay != 0.0, num_warps=4,
+        )  # fmt: skip

@@ -53,20 +53,20 @@ def linear(
     shape: dict[str, Any] = {
         "N": N,
         "K": K,
-        "BN": _power(N),
-        "BK": _power(K),
-        "NORM": _kind(norm),
+        "BN": power(N),
+        "BK": power(K),
+        "NORM": kind_of(norm),
         "ACTIVATION": ACTIVATIONS[activation],
         "RESIDUAL": residual is not None,
-        "RESIDUAL_NORM": _kind(residual_norm),
+        "RESIDUAL_NORM": kind_of(residual_norm),
         "BIAS": bias is not None,
         "num_warps": 4,
     }
     if B < FEW_ROWS:
-        columns = max(1, min(16, 8192 // _power(K)))
+        columns = max(1, min(16, 8192 // power(K)))
         row_kernel[(-(-N // columns), B)](*inputs, COLUMNS=columns, **shape)
         return
-    columns, inner = 32 if N > 1024 else 16, min(256, _power(K))
+    columns, inner = 32 if N > 1024 else 16, min(256, power(K))
     rows_kernel[(-(-N // columns), -(-B // ROWS))](
         *inputs, COLUMNS=columns, ROWS=ROWS, INNER=inner, PRECISION=_precision(x), num_stages=3, **shape
     )
@@ -92,14 +92,14 @@ def rolling_attention(
 
     B, H, S, D = keys.shape
     splits = split_count(B * H, S)
-    width = _power(D)
+    width = power(D)
     rolling_kernel[(B * H, splits)](
         qkv, keys, values, distance, u, w, written, partial, out, H, S, distance.shape[1], distance.stride(0),
         distance.stride(1), written.stride(0) if written.dim() else 0, D**-0.5,
         D=D, BD=width, SLOTS=SLOTS, SPLITS=splits, num_warps=1 if B * H >= 256 else 4,
     )  # fmt: skip
     if splits > 1:
-        combine_kernel[(B * H,)](partial, out, D=D, BD=width, SPLITS=splits, PADDED=_power(splits), num_warps=2)
+        combine_kernel[(B * H,)](partial, out, D=D, BD=width, SPLITS=splits, PADDED=power(splits), num_warps=2)
 
 
 def split_count(rows: int, slots: int) -> int:
@@ -115,7 +115,7 @@ def _parts(norm: Norm | None) -> tuple[Any, Any, float]:
     return (None, None, 0.0) if norm is None else (norm.gain, norm.shift, norm.eps)
 
 
-def _kind(norm: Norm | None) -> int:
+def kind_of(norm: Norm | None) -> int:
     """0 none, 1 layer, 2 RMS."""
     return 0 if norm is None else 1 if norm.shift is not None else 2
 
@@ -124,5 +124,5 @@ def _precision(x: Tensor) -> str:
     return "ieee" if x.dtype == torch.float32 else "tf32"
 
 
-def _power(size: int) -> int:
+def power(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())

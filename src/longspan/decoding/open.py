@@ -3,6 +3,7 @@
 from longspan.contract import Decoder, LanguageModel, State
 from longspan.cuda_graphs import GraphDecoder
 from longspan.decoding.fused import FusedDecoder
+from longspan.decoding.persistent import PersistentDecoder
 from longspan.decoding.rolling import RollingDecoder
 from longspan.decoding.step_layers import step_layers
 from longspan.decoding.stream import StreamDecoder
@@ -30,6 +31,7 @@ def _open(model: LanguageModel, state: State) -> Decoder:
     lengths = set(state.length.tolist())
     if layers is None or len(lengths) != 1:
         return StreamDecoder(model, state)
-    fused = FusedDecoder.supports(model, layers) and not state.reading.discount
-    kind = FusedDecoder if fused else RollingDecoder
+    if not FusedDecoder.supports(model, layers) or state.reading.discount:
+        return RollingDecoder(model, state, layers, lengths.pop())
+    kind = PersistentDecoder if PersistentDecoder.fits(model, state, layers) else FusedDecoder
     return kind(model, state, layers, lengths.pop())

@@ -7,6 +7,15 @@ LAYER = tl.constexpr(1)
 
 
 @triton.jit
+def after_previous(PDL: tl.constexpr):
+    """Programmatic dependent launch: the next kernel may start now, and this one waits for the previous one's results.
+    What comes before this call must not depend on them."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
 def load_tile(x, rows, B, k, K: tl.constexpr):
     """Rows of a [B, K] matrix at the columns k, zero outside."""
     return tl.load(x + rows[:, None] * K + k[None, :], mask=(rows < B)[:, None] & (k < K)[None, :], other=0.0)
@@ -74,13 +83,14 @@ def row_kernel(
     x, weight, bias, out, gain, shift, eps, residual, residual_gain, residual_shift, residual_eps, B,
     N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, COLUMNS: tl.constexpr,
     NORM: tl.constexpr, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr, RESIDUAL_NORM: tl.constexpr,
-    BIAS: tl.constexpr,
+    BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One row per program: all loads are issued at once."""
     rows = tl.program_id(1) + tl.arange(0, 1)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     k = tl.arange(0, BK)
     matrix = load_tile(weight, columns, N, k, K)
+    after_previous(PDL)
     row, known = load_complete(x, rows, B, K, BK)
     if NORM:
         mean, scale = deviation(row, known, eps, K, NORM)
@@ -97,11 +107,12 @@ def rows_kernel(
     x, weight, bias, out, gain, shift, eps, residual, residual_gain, residual_shift, residual_eps, B,
     N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, COLUMNS: tl.constexpr,
     NORM: tl.constexpr, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr, RESIDUAL_NORM: tl.constexpr,
-    BIAS: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr,
+    BIAS: tl.constexpr, PDL: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Several rows per program, which share each loaded weight."""
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    after_previous(PDL)
     if NORM:
         row, known = load_complete(x, rows, B, K, BK)
         mean, scale = deviation(row, known, eps, K, NORM)
@@ -122,8 +133,10 @@ def rows_kernel(
 @triton.jit(do_not_specialize=["S", "C"])
 def rolling_kernel(
     qkv, keys, values, distance, u, w, written, partial, out, H, S, C, stride_dh, stride_dc, stride_w, scale,
-    D: tl.constexpr, BD: tl.constexpr, SLOTS: tl.constexpr, SPLITS: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, SLOTS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    after_previous(PDL)
     bh = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     b, h = bh // H, bh % H
@@ -143,7 +156,11 @@ def rolling_kernel(
     top = float("-inf")
     total = 0.0
     blocks = tl.cdiv(S, SLOTS)
-    for block in range(split * blocks // SPLITS, (split + 1) * blocks // SPLITS):
+    first, last = split * blocks // SPLITS, (split + 1) * blocks // SPLITS
+    own = known & (first * SLOTS <= slot) & (slot < last * SLOTS)
+    tl.store(keys + (bh * S + slot) * D + columns, new_key, mask=own)
+    tl.store(values + (bh * S + slot) * D + columns, new_value, mask=own)
+    for block in tl.range(first, last, num_stages=STAGES):
         s = block * SLOTS + tl.arange(0, SLOTS)
         away = slot - s
         away = tl.where(away < 0, away + S, away)
@@ -153,8 +170,6 @@ def rolling_kernel(
         offsets = bh * S * D + s[:, None] * D + columns[None, :]
         k = tl.load(keys + offsets, mask=here & ~newest, other=0.0)
         v = tl.load(values + offsets, mask=here & ~newest, other=0.0)
-        tl.store(keys + offsets, tl.where(newest, new_key[None, :], k), mask=newest & known[None, :])
-        tl.store(values + offsets, tl.where(newest, new_value[None, :], v), mask=newest & known[None, :])
         k = tl.where(newest, new_key[None, :], k).to(tl.float32)
         v = tl.where(newest, new_value[None, :], v).to(tl.float32)
         # Columns of the table descend to distance 0; distances beyond it use the first column.
@@ -179,8 +194,11 @@ def rolling_kernel(
 
 
 @triton.jit
-def combine_kernel(partial, out, D: tl.constexpr, BD: tl.constexpr, SPLITS: tl.constexpr, PADDED: tl.constexpr):
+def combine_kernel(
+    partial, out, D: tl.constexpr, BD: tl.constexpr, SPLITS: tl.constexpr, PADDED: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
     """Combine parts of a softmax that have different largest scores."""
+    after_previous(PDL)
     bh = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BD)
     known = columns < D

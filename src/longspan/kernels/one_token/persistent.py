@@ -16,6 +16,7 @@ ENTRIES = 17
 TILE = 32768
 """The most weights that a program holds in its registers."""
 SLOTS = 128
+WARPS = 8
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def _launch(
         weights.table, buffers.logits, buffers.xs, buffers.sums, buffers.qkv, buffers.partial, buffers.inner, count,
         buffers.sync, shape.slots, weights.distances, shape.chunk, first, last, weights.embedding_scale,
         1 / weights.temperature, weights.norm.eps, final.eps if final else 0.0, weights.head_eps or 0.0,
-        shape.head_width**-0.5, **constants(shape, weights), PHASES=phases, GRID=grid, num_warps=8, **options,
+        shape.head_width**-0.5, **constants(shape, weights), PHASES=phases, GRID=grid, num_warps=WARPS, **options,
     )  # fmt: skip
 
 

@@ -208,9 +208,7 @@ def attend(
     columns = tl.arange(0, BD)
     s = tl.arange(0, SLOTS)
     begin, end = split * chunk, tl.minimum(split * chunk + chunk, S)
-    k, v, r, seen = load_slots(
-        table, n, like, h, tl.where(begin + s < end, begin + s, S), slot, filled, S, C, D, BD
-    )
+    k, v, r, seen = load_slots(table, n, like, h, tl.where(begin + s < end, begin + s, S), slot, filled, S, C, D, BD)
     target = wait(sync, target, GRID)
     if h < H:
         q = head_vector(qkv, 0, h, entry(table, n, QUERY_GAIN, like), head_eps, H, D, BD, HEAD_NORM)
@@ -366,7 +364,10 @@ def step_kernel(
         target = wait(sync, target, GRID)
         x = load_vector(xs + LAYERS * E, E, BE)
         if not PRE:
-            gain, shift = entry(table, LAYERS - 1, FEED_FORWARD_GAIN, head), entry(table, LAYERS - 1, FEED_FORWARD_SHIFT, head)
+            gain, shift = (
+                entry(table, LAYERS - 1, FEED_FORWARD_GAIN, head),
+                entry(table, LAYERS - 1, FEED_FORWARD_SHIFT, head),
+            )
             x = normalised(x, gain, shift, eps, E, BE, KIND)
         if FINAL:
             x = normalised(x, final_gain, final_shift, final_eps, E, BE, FINAL)

@@ -120,7 +120,7 @@ def check_one() -> None:
             worst = max(worst, float((a - c).abs().max() / c.abs().max()))
             same += int(a.argmax() == c.argmax())
             token = c.argmax(-1)
-        failed = whole.work.failed  # type: ignore[attr-defined]
+        failed = bool(whole.work.failed)  # type: ignore[attr-defined]
         verdict = "ok" if worst < bound and equal and not failed else "WRONG"
         print(
             f"check {dtype}: difference {worst:.1e}, by phases equal {equal}, argmax {same}/150, {verdict}", flush=True

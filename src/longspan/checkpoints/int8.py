@@ -31,11 +31,16 @@ def quantised(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         elif weight.dim() != 2 or not weight.numel():
             stored[name] = weight.float()
         else:
-            scale = weight.double().abs().amax(1) / 127
-            scale = torch.where(scale > 0, scale, 1.0).float()
-            stored[name] = (weight.double() / scale[:, None].double()).round().clamp(-127, 127).to(torch.int8)
-            stored[f"{name}{SCALE}"] = scale
+            stored[name], stored[f"{name}{SCALE}"] = quantise_rows(weight)
     return stored
+
+
+def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Int8 values and a float32 scale for every vector along the last axis."""
+    wide = weight.detach().double()
+    scale = wide.abs().amax(-1) / 127
+    scale = torch.where(scale > 0, scale, 1.0).float()
+    return (wide / scale[..., None].double()).round().clamp(-127, 127).to(torch.int8), scale
 
 
 def restored(stored: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:

@@ -8,8 +8,9 @@ import torch
 from longspan.kernels.one_token import ACTIVATIONS, Norm, kind_of, power
 from longspan.shapes import Int, Tensor
 
-PHASES = 5
-"""Per layer: projections, attention, its output, and the two products of the feed-forward layer."""
+PHASES = 6
+"""Per layer: projections, parts of the attention, their sum, its output, and the two products of the feed-forward
+layer."""
 HEAD = 1 << PHASES
 ALL = 2 * HEAD - 1
 ENTRIES = 17
@@ -83,21 +84,16 @@ class Buffers:
 
     def __init__(self, shape: Shape, device: torch.device) -> None:
         inside = shape.heads * shape.head_width
-
-        def zeros(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.zeros(sizes, dtype=dtype, device=device)
-
-        self.logits = zeros(1, shape.vocabulary)
-        self.xs = zeros(shape.layers + 1, shape.width)
-        self.sums, self.inner = zeros(shape.width), zeros(shape.inner)
-        self.qkv = zeros(3 * inside)
-        self.partial = zeros(shape.splits * (inside + 2 * shape.heads))
-        self.sync = zeros(3, dtype=torch.int64)
-        """Arrivals at barriers, their number before this launch, and whether a wait was given up."""
-
-    @property
-    def failed(self) -> bool:
-        return bool(self.sync[2])
+        # Per layer: queries, keys and values; parts of the attention, with two numbers per head; the attention; and the
+        # sums after it, inside and after the feed-forward layer.
+        words = 3 * inside + shape.splits * (inside + 2 * shape.heads) + inside + 2 * shape.width + shape.inner
+        self.logits = torch.zeros(1, shape.vocabulary, device=device)
+        self.boxes = torch.zeros(shape.layers * words, dtype=torch.int64, device=device)
+        """Words of a value and the number of the step that wrote it."""
+        self.epochs = torch.zeros(shape.programs, dtype=torch.int64, device=device)
+        """Steps so far. One per program, because a slow one may read its own after a fast one has finished."""
+        self.failed = torch.zeros((), dtype=torch.int32, device=device)
+        """Whether a program gave up to wait for others."""
 
 
 def step(
@@ -106,12 +102,12 @@ def step(
     """Logits of the next token in `buffers.logits`; `count`, the number of earlier tokens, is increased. Persistent:
     one launch, for which all programs must be resident at the same time. Otherwise one launch per phase."""
     if persistent:
-        _launch(shape, weights, buffers, tokens, count, 0, shape.layers, ALL, True)
+        _launch(shape, weights, buffers, tokens, count, 0, shape.layers, ALL)
         return
     for n in range(shape.layers):
         for phase in range(PHASES):
-            _launch(shape, weights, buffers, tokens, count, n, n + 1, 1 << phase, False)
-    _launch(shape, weights, buffers, tokens, count, 0, 0, HEAD, False)
+            _launch(shape, weights, buffers, tokens, count, n, n + 1, 1 << phase)
+    _launch(shape, weights, buffers, tokens, count, 0, 0, HEAD)
 
 
 def _launch(
@@ -123,18 +119,16 @@ def _launch(
     first: int,
     last: int,
     phases: int,
-    grid: bool,
 ) -> None:
     from longspan.kernels.one_token.persistent_kernel import step_kernel
 
     final = weights.final_norm
-    options: dict[str, Any] = {"launch_cooperative_grid": True} if grid else {}
+    options: dict[str, Any] = {"launch_cooperative_grid": True} if phases == ALL else {}
     step_kernel[(shape.programs,)](
         tokens, weights.embedding, weights.head, weights.head_bias, final and final.gain, final and final.shift,
-        weights.table, buffers.logits, buffers.xs, buffers.sums, buffers.qkv, buffers.partial, buffers.inner, count,
-        buffers.sync, shape.slots, weights.distances, shape.chunk, first, last, weights.embedding_scale,
+        weights.table, buffers.logits, buffers.boxes, count, buffers.epochs, buffers.failed, shape.slots, weights.distances, shape.chunk, first, last, weights.embedding_scale,
         1 / weights.temperature, weights.norm.eps, final.eps if final else 0.0, weights.head_eps or 0.0,
-        shape.head_width**-0.5, **constants(shape, weights), PHASES=phases, GRID=grid, num_warps=WARPS, **options,
+        shape.head_width**-0.5, **constants(shape, weights), PHASES=phases, num_warps=WARPS, **options,
     )  # fmt: skip
 
 
@@ -149,7 +143,7 @@ def constants(shape: Shape, weights: Weights) -> dict[str, Any]:
         "H": shape.heads,
         "D": shape.head_width,
         "BD": head_width,
-        "BH": 1 << (shape.heads - 1).bit_length(),
+        "BI": power(inside),
         "F": shape.inner,
         "BF": power(shape.inner),
         "LAYERS": shape.layers,
@@ -157,6 +151,7 @@ def constants(shape: Shape, weights: Weights) -> dict[str, Any]:
         "PADDED": max(2, 1 << (shape.splits - 1).bit_length()),
         "SLOTS": min(power(shape.chunk), max(16, most * 64 // head_width)),
         "QKV_ROWS": shape.rows(3 * inside),
+        "I_ROWS": shape.rows(inside),
         "E_ROWS": shape.rows(shape.width),
         "F_ROWS": shape.rows(shape.inner),
         "V_ROWS": shape.rows(shape.vocabulary),

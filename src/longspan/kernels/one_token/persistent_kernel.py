@@ -1,10 +1,12 @@
-"""One kernel for a complete step of one row: all layers and the head, with a barrier over the grid between phases.
+"""One kernel for a complete step of one row: all layers and the head.
 
-A layer has five phases, and every program computes some rows of each product. A program loads its weights (or keys,
-values and position keys) before it waits for the others, so the latency of memory overlaps with the barrier. The same
-kernel without barriers runs one phase per launch, which the interpreter and the tests need.
+A layer has six phases, and every program computes some rows of each product. There is no barrier between phases. A value
+is stored together with the number of the step in one 64-bit word, and a reader polls the words it needs until all have
+that number (the LL protocol of NCCL): one trip through the L2 cache instead of a fence, a counter and a load. Before it
+polls, a program loads its weights (or keys, values and position keys), so the latency of memory overlaps with the wait.
 
-Activations are float32. Every sum has a fixed order, so a step is deterministic.
+The same kernel runs one phase per launch for the interpreter and the tests. Activations are float32. Every sum has a
+fixed order, so a step is deterministic.
 """
 
 import triton
@@ -33,57 +35,46 @@ KEY_GAIN = tl.constexpr(16)
 ENTRIES = tl.constexpr(17)
 
 # Bits of the phases.
-PROJECT, ATTEND, MIX, EXPAND, CONTRACT, HEAD = (tl.constexpr(1 << bit) for bit in range(6))
-
-# $1: arrivals, their number before this launch, and a flag. Thread 0 speaks for its program.
-ARRIVE = tl.constexpr("""{
-.reg .pred p;
-.reg .b32 t;
-mov.u32 t, %tid.x;
-setp.eq.u32 p, t, 0;
-@p red.release.gpu.global.add.u64 [$1], 1;
-mov.u32 $0, 0;
-}""")
-# $2: arrivals to wait for. Gives up after about half a second and sets the flag: a wait without an end would block the
-# device.
-WAIT = tl.constexpr("""{
-.reg .pred p;
-.reg .b32 t;
-.reg .b64 v;
-mov.u32 t, %tid.x;
-setp.ne.u32 p, t, 0;
-@p bra DONE;
-mov.u32 t, 0;
-AGAIN:
-ld.acquire.gpu.global.u64 v, [$1];
-setp.ge.s64 p, v, $2;
-@p bra DONE;
-add.u32 t, t, 1;
-setp.lt.u32 p, t, 400000;
-@p bra AGAIN;
-mov.u64 v, 1;
-st.global.u64 [$1+16], v;
-DONE:
-mov.u32 $0, 0;
-}""")
+PROJECT, ATTEND, COMBINE, MIX, EXPAND, CONTRACT, HEAD = (tl.constexpr(1 << bit) for bit in range(7))
+PATIENCE = tl.constexpr(200000)
+"""Polls before a reader gives up, about 0.2 s: a wait without an end would block the device."""
 
 
 @triton.jit
-def arrive(sync, GRID: tl.constexpr):
-    """This program has written everything that the next phase reads. Arriving before the loads of the next phase keeps
-    them out of what the release has to wait for."""
-    if GRID:
-        tl.debug_barrier()
-        tl.inline_asm_elementwise(ARRIVE, "=r,l", [sync], dtype=tl.int32, is_pure=False, pack=1)
+def send(box, at, inside, value, epoch):
+    """Store values with the number of the step."""
+    bits = value.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
+    tl.store(box + at, (epoch << 32) | bits, mask=inside)
 
 
 @triton.jit
-def wait(sync, target, GRID: tl.constexpr):
-    """Wait until every program has arrived, and return the next target."""
-    if GRID:
-        tl.inline_asm_elementwise(WAIT, "=r,l,l", [sync, target], dtype=tl.int32, is_pure=False, pack=1)
-        tl.debug_barrier()
-    return target + tl.num_programs(0)
+def missing(words, inside, epoch):
+    """How many words are not of this step."""
+    return tl.sum(tl.ravel(((words >> 32) != epoch) & inside).to(tl.int32), 0)
+
+
+@triton.jit
+def value_of(words):
+    return (words & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def receive(box, at, inside, epoch, failed):
+    """Values of this step, as soon as all have been sent; 0 outside."""
+    words = tl.load(box + at, mask=inside, other=0, volatile=True)
+    polls = 0
+    while (missing(words, inside, epoch) > 0) & (polls < PATIENCE):
+        words = tl.load(box + at, mask=inside, other=0, volatile=True)
+        polls += 1
+    if polls == PATIENCE:
+        tl.store(failed, 1)
+    return value_of(words)
+
+
+@triton.jit
+def receive_vector(box, epoch, failed, K: tl.constexpr, BK: tl.constexpr):
+    k = tl.arange(0, BK)
+    return receive(box, k, k < K, epoch, failed)
 
 
 @triton.jit
@@ -100,10 +91,8 @@ def load_rows(matrix, rows, N, K: tl.constexpr, BK: tl.constexpr):
 
 
 @triton.jit
-def load_vector(x, K: tl.constexpr, BK: tl.constexpr):
-    """A vector that other programs wrote: not from the L1 cache."""
-    k = tl.arange(0, BK)
-    return tl.load(x + k, mask=k < K, other=0.0, cache_modifier=".cg").to(tl.float32)
+def load_at(x, at, K):
+    return tl.load(x + at, mask=at < K, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -117,31 +106,33 @@ def moments(x, eps, K: tl.constexpr, BK: tl.constexpr, KIND: tl.constexpr):
 
 
 @triton.jit
-def scaled(x, at, K, mean, scale, gain, shift, KIND: tl.constexpr):
-    """The entries `at` of a normalised vector."""
-    inside = at < K
-    x = (x - mean) * scale * tl.load(gain + at, mask=inside, other=0.0).to(tl.float32)
-    if KIND == LAYER:
-        x += tl.load(shift + at, mask=inside, other=0.0).to(tl.float32)
-    return x
-
-
-@triton.jit
 def normalised(x, gain, shift, eps, K: tl.constexpr, BK: tl.constexpr, KIND: tl.constexpr):
+    """`gain` and `shift` are vectors that were loaded before."""
     mean, scale = moments(x, eps, K, BK, KIND)
-    return scaled(x, tl.arange(0, BK), K, mean, scale, gain, shift, KIND)
+    return (x - mean) * scale * gain + shift
 
 
 @triton.jit
 def residual(
-    x, at, gain, shift, eps, K: tl.constexpr, BK: tl.constexpr, KIND: tl.constexpr, NORM: tl.constexpr
+    x, here, at, gain, shift, eps, K: tl.constexpr, BK: tl.constexpr, KIND: tl.constexpr, NORM: tl.constexpr
 ):  # fmt: skip
-    """The entries `at` of x, normalised if NORM."""
-    here = tl.load(x + at, mask=at < K, other=0.0, cache_modifier=".cg")
+    """The entries `at` of x, which are `here`; normalised if NORM."""
     if NORM:
-        mean, scale = moments(load_vector(x, K, BK), eps, K, BK, KIND)
-        here = scaled(here, at, K, mean, scale, gain, shift, KIND)
+        mean, scale = moments(x, eps, K, BK, KIND)
+        here = (here - mean) * scale * load_at(gain, at, K)
+        if KIND == LAYER:
+            here += load_at(shift, at, K)
     return here
+
+
+@triton.jit
+def load_norm(table, n, like, gain: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, KIND: tl.constexpr):
+    """Gain and shift of a norm; the shift of an RMS norm is 0."""
+    k = tl.arange(0, BK)
+    shift = tl.zeros([BK], tl.float32)
+    if KIND == LAYER:
+        shift = load_at(entry(table, n, gain + 1, like), k, K)
+    return load_at(entry(table, n, gain, like), k, K), shift
 
 
 @triton.jit
@@ -181,44 +172,55 @@ def load_slots(table, n, like, h, s, slot, filled, S, C, D: tl.constexpr, BD: tl
 
 
 @triton.jit
-def head_vector(
-    qkv, which: tl.constexpr, h, gain, eps, H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
-    NORM: tl.constexpr,
-):  # fmt: skip
-    """Query, key or value of a head, with its RMS norm if NORM."""
-    columns = tl.arange(0, BD)
-    x = tl.load(qkv + (which * H + h) * D + columns, mask=columns < D, other=0.0, cache_modifier=".cg")
+def rms(x, gain, eps, D: tl.constexpr, NORM: tl.constexpr):
+    """The RMS norm of a query or key, if NORM."""
     if NORM:
-        x = normalised(x, gain, gain, eps, D, BD, 2)
+        x = x / tl.sqrt(tl.sum(x * x, 0) / D + eps) * gain
     return x
 
 
 @triton.jit
+def head_gain(table, n, which: tl.constexpr, like, D: tl.constexpr, BD: tl.constexpr, NORM: tl.constexpr):
+    gain = tl.zeros([BD], tl.float32)
+    if NORM:
+        gain = load_at(entry(table, n, which, like), tl.arange(0, BD), D)
+    return gain
+
+
+@triton.jit
+def head_vectors(qkv, h, epoch, failed, H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
+    """Query, key and value of a head."""
+    part, d = tl.arange(0, 4)[:, None], tl.arange(0, BD)[None, :]
+    found = receive(qkv, (part * H + h) * D + d, (part < 3) & (d < D), epoch, failed)
+    query = tl.sum(tl.where(part == 0, found, 0.0), 0)
+    key = tl.sum(tl.where(part == 1, found, 0.0), 0)
+    return query, key, tl.sum(tl.where(part == 2, found, 0.0), 0)
+
+
+@triton.jit
 def attend(
-    table, n, like, qkv, partial, sync, target, written, S, C, chunk, head_eps, scale,
+    table, n, like, qkv, partial, epoch, failed, written, S, C, chunk, head_eps, scale,
     H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, SPLITS: tl.constexpr, SLOTS: tl.constexpr,
-    HEAD_NORM: tl.constexpr, GRID: tl.constexpr,
+    HEAD_NORM: tl.constexpr,
 ):  # fmt: skip
-    """A part of the softmax: `chunk` slots of one head. Stores the sum, the largest score and the total."""
-    arrive(sync, GRID)
+    """A part of the softmax: `chunk` slots of one head. Sends the sum, the largest score and the total."""
     program = tl.program_id(0)
     h, split = program // SPLITS, program % SPLITS
-    slot = (written % S).to(tl.int32)
-    filled = tl.where(h < H, tl.minimum(written + 1, S), 0).to(tl.int32)  # a program without a head sees nothing
-    columns = tl.arange(0, BD)
-    s = tl.arange(0, SLOTS)
-    begin, end = split * chunk, tl.minimum(split * chunk + chunk, S)
-    k, v, r, seen = load_slots(table, n, like, h, tl.where(begin + s < end, begin + s, S), slot, filled, S, C, D, BD)
-    target = wait(sync, target, GRID)
     if h < H:
-        q = head_vector(qkv, 0, h, entry(table, n, QUERY_GAIN, like), head_eps, H, D, BD, HEAD_NORM)
-        new_key = head_vector(qkv, 1, h, entry(table, n, KEY_GAIN, like), head_eps, H, D, BD, HEAD_NORM).to(k.dtype)
-        new_value = head_vector(qkv, 2, h, qkv, head_eps, H, D, BD, False).to(v.dtype)
-        own = (begin <= slot) & (slot < end) & (columns < D)
-        tl.store(entry(table, n, KEYS, like) + (h * S + slot) * D + columns, new_key, mask=own)
-        tl.store(entry(table, n, VALUES, like) + (h * S + slot) * D + columns, new_value, mask=own)
-        qu = (q + tl.load(entry(table, n, U, like) + h * D + columns, mask=columns < D, other=0.0)) * scale
-        qw = (q + tl.load(entry(table, n, W, like) + h * D + columns, mask=columns < D, other=0.0)) * scale
+        slot = (written % S).to(tl.int32)
+        filled = tl.minimum(written + 1, S).to(tl.int32)
+        d, s = tl.arange(0, BD), tl.arange(0, SLOTS)
+        begin, end = split * chunk, tl.minimum(split * chunk + chunk, S)
+        here = tl.where(begin + s < end, begin + s, S)
+        k, v, r, seen = load_slots(table, n, like, h, here, slot, filled, S, C, D, BD)
+        u, w = (load_at(entry(table, n, U, like) + h * D, d, D), load_at(entry(table, n, W, like) + h * D, d, D))
+        q_gain = head_gain(table, n, QUERY_GAIN, like, D, BD, HEAD_NORM)
+        k_gain = head_gain(table, n, KEY_GAIN, like, D, BD, HEAD_NORM)
+        q, new_key, new_value = head_vectors(qkv, h, epoch, failed, H, D, BD)
+        q = rms(q, q_gain, head_eps, D, HEAD_NORM)
+        new_key = rms(new_key, k_gain, head_eps, D, HEAD_NORM).to(k.dtype)
+        new_value = new_value.to(v.dtype)
+        qu, qw = (q + u) * scale, (q + w) * scale
         acc = tl.zeros([BD], tl.float32)
         top = float("-inf")
         total = 0.0
@@ -237,146 +239,153 @@ def attend(
             top = new_top
             if first + SLOTS < end:
                 after = first + SLOTS + s
-                k, v, r, seen = load_slots(
-                    table, n, like, h, tl.where(after < end, after, S), slot, filled, S, C, D, BD
-                )
-        tl.store(partial + (split * H + h) * D + columns, acc, mask=columns < D)
-        edge = partial + SPLITS * H * D + split * H + h
-        tl.store(edge, top)
-        tl.store(edge + SPLITS * H, total)
-    return target
+                after = tl.where(after < end, after, S)
+                k, v, r, seen = load_slots(table, n, like, h, after, slot, filled, S, C, D, BD)
+        send(partial + (split * H + h) * D, d, d < D, acc, epoch)
+        edge = tl.arange(0, 2)
+        send(
+            partial + SPLITS * H * D + split * H + h, edge * (SPLITS * H), edge < 2,
+            tl.where(edge == 0, top, total), epoch,
+        )  # fmt: skip
+        own = (begin <= slot) & (slot < end) & (d < D)
+        tl.store(entry(table, n, KEYS, like) + (h * S + slot) * D + d, new_key, mask=own)
+        tl.store(entry(table, n, VALUES, like) + (h * S + slot) * D + d, new_value, mask=own)
 
 
 @triton.jit
 def combined(
-    partial, H: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, SPLITS: tl.constexpr,
-    PADDED: tl.constexpr,
+    partial, i, epoch, failed, H: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, PADDED: tl.constexpr
 ):  # fmt: skip
-    """The outputs of all heads, from the parts of their softmax: a vector with BD entries per head."""
-    split, h, d = tl.arange(0, PADDED), tl.arange(0, BH), tl.arange(0, BD)
-    there = (split < SPLITS)[:, None] & (h < H)[None, :]
-    edge = partial + SPLITS * H * D + split[:, None] * H + h[None, :]
-    tops = tl.load(edge, mask=there, other=float("-inf"), cache_modifier=".cg")
-    totals = tl.load(edge + SPLITS * H, mask=there, other=0.0, cache_modifier=".cg")
-    sums = tl.load(
-        partial + (split[:, None, None] * H + h[None, :, None]) * D + d[None, None, :],
-        mask=there[:, :, None] & (d < D)[None, None, :], other=0.0, cache_modifier=".cg",
-    )  # fmt: skip
+    """The outputs i of all heads, from the parts of their softmax."""
+    split = tl.arange(0, PADDED)[:, None]
+    inside = (split < SPLITS) & (i < H * D)[None, :]
+    edge = partial + SPLITS * H * D + split * H + (i // D)[None, :]
+    sums = receive(partial, split * (H * D) + i[None, :], inside, epoch, failed)
+    tops = tl.where(inside, receive(edge, 0, inside, epoch, failed), float("-inf"))
+    totals = receive(edge, SPLITS * H, inside, epoch, failed)
     top = tl.max(tops, 0)
     share = tl.exp(tops - tl.where(top == float("-inf"), 0.0, top)[None, :])
     total = tl.sum(totals * share, 0)
-    share = share / tl.where(total == 0.0, 1.0, total)[None, :]
-    return tl.reshape(tl.sum(sums * share[:, :, None], 0), [BH * BD])
+    return tl.sum(sums * share, 0) / tl.where(total == 0.0, 1.0, total)
 
 
 @triton.jit
-def load_output_rows(matrix, rows, N, H: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
-    """Rows of the output projection, with BD columns per head."""
-    i = tl.arange(0, BH * BD)
-    inside = (rows < N)[:, None] & ((i // BD < H) & (i % BD < D))[None, :]
-    return tl.load(matrix + rows[:, None] * (H * D) + (i // BD * D + i % BD)[None, :], mask=inside, other=0.0)
+def layer_input(x_box, tokens, embedding, embedding_scale, n, epoch, failed, E: tl.constexpr, BE: tl.constexpr):
+    """The complete input of layer n before its norm."""
+    if n == 0:
+        token = tl.maximum(tl.load(tokens), 0)
+        x = load_at(embedding + token * E, tl.arange(0, BE), E) * embedding_scale
+    else:
+        x = receive_vector(x_box, epoch, failed, E, BE)
+    return x
+
+
+@triton.jit
+def input_rows(x_box, tokens, embedding, embedding_scale, n, at, epoch, failed, E: tl.constexpr):
+    """The same at some entries."""
+    if n == 0:
+        token = tl.maximum(tl.load(tokens), 0)
+        x = load_at(embedding + token * E, at, E) * embedding_scale
+    else:
+        x = receive(x_box, at, at < E, epoch, failed)
+    return x
 
 
 @triton.jit(do_not_specialize=["S", "C", "chunk", "first", "last"])
 def step_kernel(
-    tokens, embedding, head, head_bias, final_gain, final_shift, table, logits, xs, sums, qkv, partial, inner, count,
-    sync, S, C, chunk, first, last, embedding_scale, head_scale, eps, final_eps, head_eps, scale,
+    tokens, embedding, head, head_bias, final_gain, final_shift, table, logits, boxes, count, epochs, failed,
+    S, C, chunk, first, last, embedding_scale, head_scale, eps, final_eps, head_eps, scale,
     V: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
-    BH: tl.constexpr, F: tl.constexpr, BF: tl.constexpr, LAYERS: tl.constexpr, SPLITS: tl.constexpr,
-    PADDED: tl.constexpr, SLOTS: tl.constexpr, QKV_ROWS: tl.constexpr, E_ROWS: tl.constexpr, F_ROWS: tl.constexpr,
-    V_ROWS: tl.constexpr, PRE: tl.constexpr, KIND: tl.constexpr, FINAL: tl.constexpr, HEAD_NORM: tl.constexpr,
-    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, PHASES: tl.constexpr, GRID: tl.constexpr,
+    BI: tl.constexpr, F: tl.constexpr, BF: tl.constexpr, LAYERS: tl.constexpr, SPLITS: tl.constexpr,
+    PADDED: tl.constexpr, SLOTS: tl.constexpr, QKV_ROWS: tl.constexpr, I_ROWS: tl.constexpr, E_ROWS: tl.constexpr,
+    F_ROWS: tl.constexpr, V_ROWS: tl.constexpr, PRE: tl.constexpr, KIND: tl.constexpr, FINAL: tl.constexpr,
+    HEAD_NORM: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, PHASES: tl.constexpr,
 ):  # fmt: skip
     """The layers from `first` to before `last`, and the head if PHASES has it."""
+    I: tl.constexpr = H * D
+    BOX: tl.constexpr = 4 * I + SPLITS * (I + 2 * H) + 2 * E + F
     program = tl.program_id(0)
     written = tl.load(count)
-    target = tl.load(sync + 1) + tl.num_programs(0)
+    epoch = tl.load(epochs + program) + 1
     p_rows = program * QKV_ROWS + tl.arange(0, QKV_ROWS)
+    i_rows = program * I_ROWS + tl.arange(0, I_ROWS)
     e_rows = program * E_ROWS + tl.arange(0, E_ROWS)
     f_rows = program * F_ROWS + tl.arange(0, F_ROWS)
     for n in range(first, last):
-        x_row, before = xs + n * E, tl.maximum(n - 1, 0)
-        a_gain, a_shift = entry(table, n, ATTENTION_GAIN, head), entry(table, n, ATTENTION_SHIFT, head)
-        f_gain, f_shift = entry(table, n, FEED_FORWARD_GAIN, head), entry(table, n, FEED_FORWARD_SHIFT, head)
-        b_gain, b_shift = entry(table, before, FEED_FORWARD_GAIN, head), entry(table, before, FEED_FORWARD_SHIFT, head)
+        qkv = boxes + n * BOX
+        partial = qkv + 3 * I
+        attended = partial + SPLITS * (I + 2 * H)
+        sums = attended + I
+        inner = sums + E
+        out = inner + F
+        x_box, before = out - BOX, tl.maximum(n - 1, 0)
         if PROJECT & PHASES:
-            if n > 0:
-                arrive(sync, GRID)
-            matrix = load_rows(entry(table, n, QKV, head), p_rows, 3 * H * D, E, BE)
-            if n == 0:
-                # Every program writes the same vector, so no barrier is needed before it is read.
-                k = tl.arange(0, BE)
-                token = tl.maximum(tl.load(tokens), 0)
-                vector = tl.load(embedding + token * E + k, mask=k < E, other=0.0).to(tl.float32) * embedding_scale
-                tl.store(xs + k, vector, mask=k < E)
-                tl.debug_barrier()
-            else:
-                target = wait(sync, target, GRID)
-            x = load_vector(x_row, E, BE)
+            matrix = load_rows(entry(table, n, QKV, head), p_rows, 3 * I, E, BE)
             if PRE:
-                x = normalised(x, a_gain, a_shift, eps, E, BE, KIND)
-            elif n > 0:
-                x = normalised(x, b_gain, b_shift, eps, E, BE, KIND)
-            tl.store(qkv + p_rows, product(matrix, x), mask=p_rows < 3 * H * D)
+                gain, shift = load_norm(table, n, head, ATTENTION_GAIN, E, BE, KIND)
+            else:
+                gain, shift = load_norm(table, before, head, FEED_FORWARD_GAIN, E, BE, KIND)
+            x = layer_input(x_box, tokens, embedding, embedding_scale, n, epoch, failed, E, BE)
+            normed = normalised(x, gain, shift, eps, E, BE, KIND)
+            if not PRE:
+                normed = tl.where(n > 0, normed, x)
+            send(qkv, p_rows, p_rows < 3 * I, product(matrix, normed), epoch)
         if ATTEND & PHASES:
-            target = attend(
-                table, n, head, qkv, partial, sync, target, written, S, C, chunk, head_eps, scale,
-                H, D, BD, SPLITS, SLOTS, HEAD_NORM, GRID,
+            attend(
+                table, n, head, qkv, partial, epoch, failed, written, S, C, chunk, head_eps, scale,
+                H, D, BD, SPLITS, SLOTS, HEAD_NORM,
             )  # fmt: skip
+        if COMBINE & PHASES:
+            y = combined(partial, i_rows, epoch, failed, H, D, SPLITS, PADDED)
+            send(attended, i_rows, i_rows < I, y, epoch)
         if MIX & PHASES:
-            arrive(sync, GRID)
-            matrix = load_output_rows(entry(table, n, OUTPUT, head), e_rows, E, H, BH, D, BD)
-            target = wait(sync, target, GRID)
-            y = product(matrix, combined(partial, H, BH, D, BD, SPLITS, PADDED))
-            if PRE:
-                y += residual(x_row, e_rows, b_gain, b_shift, eps, E, BE, KIND, False)
-            elif n > 0:
-                y += residual(x_row, e_rows, b_gain, b_shift, eps, E, BE, KIND, True)
-            else:
-                y += residual(x_row, e_rows, b_gain, b_shift, eps, E, BE, KIND, False)
-            tl.store(sums + e_rows, y, mask=e_rows < E)
+            matrix = load_rows(entry(table, n, OUTPUT, head), e_rows, E, I, BI)
+            kept = input_rows(x_box, tokens, embedding, embedding_scale, n, e_rows, epoch, failed, E)
+            if not PRE:
+                x = layer_input(x_box, tokens, embedding, embedding_scale, n, epoch, failed, E, BE)
+                gain, shift = entry(table, before, FEED_FORWARD_GAIN, head), entry(table, before, FEED_FORWARD_SHIFT, head)
+                kept = tl.where(n > 0, residual(x, kept, e_rows, gain, shift, eps, E, BE, KIND, True), kept)
+            y = product(matrix, receive_vector(attended, epoch, failed, I, BI)) + kept
+            send(sums, e_rows, e_rows < E, y, epoch)
         if EXPAND & PHASES:
-            arrive(sync, GRID)
             matrix = load_rows(entry(table, n, UP, head), f_rows, F, E, BE)
-            target = wait(sync, target, GRID)
-            x = load_vector(sums, E, BE)
+            bias = tl.zeros([F_ROWS], tl.float32)
+            if BIAS:
+                bias = load_at(entry(table, n, UP_BIAS, head), f_rows, F)
             if PRE:
-                x = normalised(x, f_gain, f_shift, eps, E, BE, KIND)
+                gain, shift = load_norm(table, n, head, FEED_FORWARD_GAIN, E, BE, KIND)
             else:
-                x = normalised(x, a_gain, a_shift, eps, E, BE, KIND)
-            y = product(matrix, x)
-            if BIAS:
-                y += tl.load(entry(table, n, UP_BIAS, head) + f_rows, mask=f_rows < F, other=0.0).to(tl.float32)
-            tl.store(inner + f_rows, activated(y, ACTIVATION), mask=f_rows < F)
+                gain, shift = load_norm(table, n, head, ATTENTION_GAIN, E, BE, KIND)
+            x = normalised(receive_vector(sums, epoch, failed, E, BE), gain, shift, eps, E, BE, KIND)
+            send(inner, f_rows, f_rows < F, activated(product(matrix, x) + bias, ACTIVATION), epoch)
         if CONTRACT & PHASES:
-            arrive(sync, GRID)
             matrix = load_rows(entry(table, n, DOWN, head), e_rows, E, F, BF)
-            target = wait(sync, target, GRID)
-            y = product(matrix, load_vector(inner, F, BF))
+            kept = receive(sums, e_rows, e_rows < E, epoch, failed)
+            if not PRE:
+                gain, shift = entry(table, n, ATTENTION_GAIN, head), entry(table, n, ATTENTION_SHIFT, head)
+                x = receive_vector(sums, epoch, failed, E, BE)
+                kept = residual(x, kept, e_rows, gain, shift, eps, E, BE, KIND, True)
             if BIAS:
-                y += tl.load(entry(table, n, DOWN_BIAS, head) + e_rows, mask=e_rows < E, other=0.0).to(tl.float32)
-            y += residual(sums, e_rows, a_gain, a_shift, eps, E, BE, KIND, not PRE)
-            tl.store(x_row + E + e_rows, y, mask=e_rows < E)
+                kept += load_at(entry(table, n, DOWN_BIAS, head), e_rows, E)
+            y = product(matrix, receive_vector(inner, epoch, failed, F, BF)) + kept
+            send(out, e_rows, e_rows < E, y, epoch)
     if HEAD & PHASES:
-        arrive(sync, GRID)
         v_rows = program * V_ROWS + tl.arange(0, V_ROWS)
+        k = tl.arange(0, BE)
         matrix = load_rows(head, v_rows, V, E, BE)
-        target = wait(sync, target, GRID)
-        x = load_vector(xs + LAYERS * E, E, BE)
+        bias = load_at(head_bias, v_rows, V)
+        x = receive_vector(boxes + LAYERS * BOX - E, epoch, failed, E, BE)
         if not PRE:
-            gain, shift = (
-                entry(table, LAYERS - 1, FEED_FORWARD_GAIN, head),
-                entry(table, LAYERS - 1, FEED_FORWARD_SHIFT, head),
-            )
+            gain, shift = load_norm(table, LAYERS - 1, head, FEED_FORWARD_GAIN, E, BE, KIND)
             x = normalised(x, gain, shift, eps, E, BE, KIND)
         if FINAL:
-            x = normalised(x, final_gain, final_shift, final_eps, E, BE, FINAL)
-        y = product(matrix, x) + tl.load(head_bias + v_rows, mask=v_rows < V, other=0.0).to(tl.float32)
-        # Without a barrier that all programs passed, the result is wrong: NaN, which the sampler reports.
-        failed = tl.load(sync + 2, volatile=True)
-        y = tl.where(failed != 0, float("nan"), y * head_scale)
+            gain, shift = load_at(final_gain, k, E), tl.zeros([BE], tl.float32)
+            if FINAL == LAYER:
+                shift = load_at(final_shift, k, E)
+            x = normalised(x, gain, shift, final_eps, E, BE, FINAL)
+        # A reader that gave up has computed with old values: NaN, which the sampler reports.
+        y = tl.where(tl.load(failed, volatile=True) != 0, float("nan"), (product(matrix, x) + bias) * head_scale)
         tl.store(logits + v_rows, y, mask=v_rows < V)
+        tl.store(epochs + program, epoch)
         if program == 0:
             tl.store(count, written + 1)
-            if GRID:
-                tl.store(sync + 1, target - tl.num_programs(0))

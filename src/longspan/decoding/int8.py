@@ -1,0 +1,134 @@
+"""The rolling decoder with int8 weights and an int8 cache, for one stream on a CPU.
+
+A step of one row reads every weight and every cached key once, so its time is that of their bytes. Int8 are a quarter of
+float32, and one call of C replaces some hundred of torch. Prompts are read in float32 by the model.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from longspan.checkpoints.int8 import quantise_rows
+from longspan.contract import LanguageModel, State
+from longspan.decoding.rolling import RollingDecoder, attention_of
+from longspan.decoding.step_layers import StepLayer, final_norm
+from longspan.kernels import int8_step
+from longspan.nn.adaptive_softmax import AdaptiveSoftmax
+from longspan.shapes import Float, Int, Tensor
+
+
+class Int8Decoder(RollingDecoder):
+    """Keys and values are stored as int8 with a scale per head and slot; `state` restores them to float32."""
+
+    @staticmethod
+    def supports(model: Any, state: State, layers: Sequence[StepLayer]) -> bool:
+        """One row of float32 on a CPU, a plain softmax without projections, and a C compiler."""
+        head, embedding, like = model.head, model.embedding, layers[0]
+        return (
+            state.batch == 1
+            and next(model.parameters()).device.type == "cpu"
+            and next(model.parameters()).dtype == torch.float32
+            and isinstance(head, AdaptiveSoftmax)
+            and len(head.clusters) == len(embedding.edges) == 1
+            and not len(head.projections)
+            and not len(embedding.projections)
+            and like.up is not None
+            and like.activation in int8_step.ACTIVATIONS
+            and like.convolution is None
+            and not like.head_norms
+            and not state.reading.discount
+            and int8_step.compiled() is not None
+        )
+
+    def __init__(self, model: Any, state: State, layers: Sequence[StepLayer], age: int) -> None:
+        H, D = layers[0].u.shape
+        slots = state.reading.window or state.reading.memory + 1
+        self.cache = torch.zeros(2, len(layers), H, slots, D, dtype=torch.int8)
+        self.scales = torch.ones(2, len(layers), H, slots)
+        self.held: list[Tensor] = []
+        """What the C code has addresses of."""
+        super().__init__(model, state, layers, age)
+        self.keys, self.values = [], []  # those of the base class are float32
+        with torch.no_grad():
+            self.native = self._native()
+
+    def load(self, state: State, age: int) -> None:
+        kept = min(age, self.size)
+        self.written, self.age = kept, age
+        for n, cache in enumerate(state.caches[: len(self.layers)]):
+            cached = attention_of(cache)
+            for which, positions in enumerate((cached.keys, cached.values)):
+                found = quantise_rows(positions[0, :, positions.shape[2] - kept :])
+                self.cache[which, n, :, :kept], self.scales[which, n, :, :kept] = found
+
+    def state(self) -> State:
+        restored = self.cache.float() * self.scales[..., None]
+        self.keys, self.values = ([layer[None] for layer in part] for part in restored)
+        try:
+            return super().state()
+        finally:
+            self.keys, self.values = [], []
+
+    @torch.no_grad()
+    def launch(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+        logits = torch.empty(1, self.model.config.vocabulary)
+        int8_step.step(self.native, int(tokens[0]), self.written, logits[0])
+        return logits
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        """A contiguous tensor that stays alive as long as the decoder."""
+        self.held.append(tensor.detach().contiguous())
+        return self.held[-1]
+
+    def _matrix(self, weight: Tensor, bias: Tensor | None = None) -> int8_step.Matrix:
+        values, scale = (self._keep(part) for part in quantise_rows(weight))
+        return int8_step.matrix(values, scale, None if bias is None else self._keep(bias.float()))
+
+    def _norm(self, norm: nn.Module) -> int8_step.Norm:
+        if isinstance(norm, nn.Identity):
+            return int8_step.Norm()
+        assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
+        shift = getattr(norm, "bias", None)
+        addresses = (None if part is None else self._keep(part).data_ptr() for part in (norm.weight, shift))
+        return int8_step.Norm(*addresses, norm.eps or 0.0)
+
+    def _layer(self, n: int, layer: StepLayer) -> int8_step.Layer:
+        assert layer.up is not None
+        assert layer.down is not None
+        distance, distance_scale = (self._keep(part) for part in quantise_rows(layer.r.flip(1)))
+        vectors = (distance, distance_scale, self._keep(layer.u), self._keep(layer.w))
+        caches = (self.cache[0, n], self.cache[1, n], self.scales[0, n], self.scales[1, n])
+        return int8_step.Layer(
+            self._matrix(layer.qkv),
+            self._matrix(layer.output),
+            self._matrix(layer.up.weight, layer.up.bias),
+            self._matrix(layer.down.weight, layer.down.bias),
+            self._norm(layer.attention_norm),
+            self._norm(layer.feed_forward_norm),
+            *(part.data_ptr() for part in (*vectors, *caches)),
+        )
+
+    def _native(self) -> int8_step.Model:
+        model, layers, c = self.model, self.layers, self.model.config
+        inside = c.heads * c.head_size
+        sizes = (c.width, c.width, c.width, 3 * inside, inside, c.inner_size, c.heads * self.size)
+        head = self._matrix(model.head.tables[0], model.head.biases[0])
+        array = (int8_step.Layer * len(layers))(*(self._layer(n, layer) for n, layer in enumerate(layers)))
+        return int8_step.Model(
+            ctypes.cast(array, ctypes.POINTER(int8_step.Layer)),
+            head if model.head.tables[0] is model.embedding.tables[0] else self._matrix(model.embedding.tables[0]),
+            head,
+            self._norm(final_norm(model)),
+            len(layers), c.heads, c.head_size, self.size, layers[0].r.shape[1], layers[0].pre_norm,
+            int8_step.ACTIVATIONS[layers[0].activation], model.embedding.scale, self.reading.temperature,
+            *(self._keep(torch.zeros(size)).data_ptr() for size in sizes),
+        )  # fmt: skip
+
+
+def int8_decoder(model: LanguageModel, state: State, layers: Sequence[StepLayer], age: int) -> RollingDecoder:
+    """The int8 decoder, or the float32 one if it does not support the model or this machine."""
+    kind = Int8Decoder if Int8Decoder.supports(model, state, layers) else RollingDecoder
+    return kind(model, state, layers, age)

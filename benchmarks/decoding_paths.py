@@ -137,39 +137,25 @@ def one() -> None:
     with replaced(sample__WIDEST=0):
         report("six kernels per layer, torch sampling", lambda: rates(open_as(FusedDecoder, model, 1), 1, 1600))
     report("six kernels per layer", lambda: rates(open_as(FusedDecoder, model, 1), 1, 1600))
-    with replaced(one__PDL=True):
-        report("six kernels per layer, dependent launch", lambda: rates(open_as(FusedDecoder, model, 1), 1, 1600))
     report("one kernel per step", lambda: rates(open_as(PersistentDecoder, model, 1), 1, 1600))
-    for programs, warps in ((128, 4), (64, 8), (128, 16)):
+    for programs, warps in ((128, 4),):
         with replaced(step__WARPS=warps):
             report(
                 f"one kernel per step, {programs} programs of {warps} warps",
                 lambda p=programs: rates(open_as(PersistentDecoder, model, 1, programs=p), 1, 1600),
             )
-    small = make(512, torch.bfloat16)
-    report("one kernel per step, memory 512", lambda: rates(open_as(PersistentDecoder, small, 1), 1, 512))
 
 
-WIDE = [Tiles(64, 16, 512, 8, 1), Tiles(64, 16, 128, 8, 4), Tiles(16, 32, 512, 4, 1), Tiles(32, 32, 128, 8, 4)]
+WIDE = [Tiles(16, 32, 512, 4, 1), Tiles(16, 32, 512, 8, 1), Tiles(32, 32, 512, 8, 1), Tiles(64, 16, 512, 8, 1)]
 CANDIDATE_TILES = {
-    (1536, 512): WIDE,
-    (512, 512): [
-        Tiles(16, 16, 512, 4, 1),
-        Tiles(32, 16, 512, 8, 1),
-        Tiles(16, 16, 512, 8, 1),
-        Tiles(16, 16, 128, 4, 4),
-    ],
+    (1536, 512): WIDE[:3],
+    (512, 512): [Tiles(16, 16, 512, 4, 1), Tiles(16, 16, 512, 8, 1)],
     (2048, 512): WIDE,
-    (512, 2048): [
-        Tiles(16, 16, 512, 8, 3),
-        Tiles(32, 16, 512, 8, 2),
-        Tiles(16, 16, 512, 4, 2),
-        Tiles(16, 16, 128, 4, 5),
-    ],
+    (512, 2048): [Tiles(16, 16, 256, 4, 3), Tiles(16, 16, 256, 4, 4), Tiles(16, 16, 2048, 8, 1), Tiles(16, 16, 2048, 16, 1)],
 }
 CANDIDATE_WALKS = [
-    Walk(32, 2, 1, 1), Walk(32, 1, 1, 1), Walk(32, 1, 2, 1), Walk(64, 1, 4, 1), Walk(64, 1, 4, 2), Walk(64, 1, 4, 3),
-    Walk(64, 2, 2, 1), Walk(64, 2, 2, 2), Walk(128, 1, 4, 1), Walk(128, 1, 8, 1), Walk(32, 1, 4, 3), Walk(32, 2, 2, 3),
+    Walk(32, 2, 2, 3), Walk(32, 2, 2, 2), Walk(32, 2, 2, 1), Walk(64, 1, 4, 1), Walk(64, 1, 4, 2), Walk(64, 1, 4, 3),
+    Walk(32, 1, 4, 3), Walk(32, 4, 1, 2),
 ]  # fmt: skip
 
 
@@ -198,7 +184,7 @@ def tune() -> None:
             {"norm": norm} if N > 512 else {"residual": kept, "residual_norm": norm}
         )  # the two forms in a layer
         want: torch.Tensor | None = None
-        for tile, pdl in itertools.product([one_token.tiles(B, N, K), *candidates], (False, True)):
+        for tile, pdl in itertools.product(candidates, (False, True)):
             try:
                 with replaced(one__tiles=lambda *_, t=tile: t, one__PDL=pdl):
                     calls = [lambda w=w: one_token.linear(x, w, None, out, **options) for w in weights]
@@ -252,25 +238,12 @@ def many() -> None:
     def run() -> tuple[float, float]:
         return rates(open_as(FusedDecoder, model, 64), 64, 512)
 
-    with replaced(sample__WIDEST=0):
-        report("today's tiles, torch sampling", run)
-    report("today's tiles", run)
+    report("default", run)
     with replaced(one__PDL=True):
-        report("today's tiles, dependent launch", run)
-    best = {shape: candidates[0] for shape, candidates in CANDIDATE_TILES.items()}
-    other = {shape: candidates[1] for shape, candidates in CANDIDATE_TILES.items()}
-    for name, chosen, plan, pdl in (
-        ("complete tiles", best, None, False),
-        ("wide tiles", other, None, False),
-        ("complete tiles, 64 slots", best, Walk(64, 1, 4, 1), False),
-        ("complete tiles, 64 slots, dependent launch", best, Walk(64, 1, 4, 1), True),
-        ("wide tiles, 64 slots in 2 stages, dependent launch", other, Walk(64, 1, 4, 2), True),
-    ):
-        settings: dict[str, Any] = {"one__tiles": lambda B, N, K, c=chosen: c[N, K], "one__PDL": pdl}
-        if plan is not None:
-            settings["one__walk"] = lambda *_, p=plan: p
-        with replaced(**settings):
-            report(name, run)
+        report("dependent launch", run)
+    for plan in (Walk(64, 1, 4, 2), Walk(32, 2, 2, 3)):
+        with replaced(one__walk=lambda *_, p=plan: p):
+            report(f"walk {tuple(plan)}", run)
     profile(open_as(FusedDecoder, model, 64))
 
 

@@ -13,10 +13,10 @@ from torch import nn
 
 from longspan.checkpoints.int8 import quantise_rows
 from longspan.contract import LanguageModel, State
+from longspan.decoding.fused import plain_softmax
 from longspan.decoding.rolling import RollingDecoder, attention_of
 from longspan.decoding.step_layers import StepLayer, final_norm
 from longspan.kernels import int8_step
-from longspan.nn.adaptive_softmax import AdaptiveSoftmax
 from longspan.shapes import Float, Int, Tensor
 
 
@@ -26,15 +26,12 @@ class Int8Decoder(RollingDecoder):
     @staticmethod
     def supports(model: Any, state: State, layers: Sequence[StepLayer]) -> bool:
         """One row of float32 on a CPU, a plain softmax without projections, and a C compiler."""
-        head, embedding, like = model.head, model.embedding, layers[0]
+        like = layers[0]
         return (
             state.batch == 1
             and next(model.parameters()).device.type == "cpu"
             and next(model.parameters()).dtype == torch.float32
-            and isinstance(head, AdaptiveSoftmax)
-            and len(head.clusters) == len(embedding.edges) == 1
-            and not len(head.projections)
-            and not len(embedding.projections)
+            and plain_softmax(model)
             and like.up is not None
             and like.activation in int8_step.ACTIVATIONS
             and like.convolution is None

@@ -7,11 +7,10 @@ import torch
 from torch import nn
 
 from longspan.contract import LanguageModel, State
-from longspan.decoding.fused import FusedDecoder
+from longspan.decoding.fused import FusedDecoder, plain_softmax
 from longspan.decoding.step_layers import StepLayer, cache_size, final_norm
 from longspan.kernels.one_token import Norm, kind_of
 from longspan.kernels.one_token import persistent as kernel
-from longspan.nn.adaptive_softmax import AdaptiveSoftmax
 from longspan.shapes import Float, Int, Tensor
 
 
@@ -25,14 +24,10 @@ class PersistentDecoder(FusedDecoder):
     @classmethod
     def fits(cls, model: Any, state: State, layers: Sequence[StepLayer]) -> bool:
         """One row, a plain softmax without projections, norms of one kind, no convolution, and tiles that fit."""
-        head, embedding = model.head, model.embedding
         norms = [Norm.of(norm) for layer in layers for norm in (layer.attention_norm, layer.feed_forward_norm)]
         return (
             state.batch == 1
-            and isinstance(head, AdaptiveSoftmax)
-            and len(head.clusters) == len(embedding.edges) == 1
-            and not len(head.projections)
-            and not len(embedding.projections)
+            and plain_softmax(model)
             and all(layer.convolution is None for layer in layers)
             and len({(kind_of(norm), norm and norm.eps) for norm in norms}) == 1
             and norms[0] is not None

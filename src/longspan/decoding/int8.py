@@ -43,7 +43,8 @@ class Int8Decoder(RollingDecoder):
     def __init__(self, model: Any, state: State, layers: Sequence[StepLayer], age: int) -> None:
         H, D = layers[0].u.shape
         slots = state.reading.window or state.reading.memory + 1
-        self.cache = torch.zeros(2, len(layers), H, slots, D, dtype=torch.int8)
+        columns = D + -D % int8_step.HEAD_COLUMNS
+        self.cache = torch.zeros(2, len(layers), H, slots, columns, dtype=torch.int8)
         self.scales = torch.ones(2, len(layers), H, slots)
         self.held: list[Tensor] = []
         """What the C code has addresses of."""
@@ -58,11 +59,13 @@ class Int8Decoder(RollingDecoder):
         for n, cache in enumerate(state.caches[: len(self.layers)]):
             cached = attention_of(cache)
             for which, positions in enumerate((cached.keys, cached.values)):
-                found = quantise_rows(positions[0, :, positions.shape[2] - kept :])
-                self.cache[which, n, :, :kept], self.scales[which, n, :, :kept] = found
+                values, scales = quantise_rows(positions[0, :, positions.shape[2] - kept :])
+                self.cache[which, n, :, :kept, : values.shape[-1]] = values
+                self.scales[which, n, :, :kept] = scales
 
     def state(self) -> State:
-        restored = self.cache.float() * self.scales[..., None]
+        width = self.model.config.head_size
+        restored = self.cache[..., :width].float() * self.scales[..., None]
         self.keys, self.values = ([layer[None] for layer in part] for part in restored)
         try:
             return super().state()
@@ -81,7 +84,8 @@ class Int8Decoder(RollingDecoder):
         return self.held[-1]
 
     def _matrix(self, weight: Tensor, bias: Tensor | None = None) -> int8_step.Matrix:
-        values, scale = (self._keep(part) for part in quantise_rows(weight))
+        values, scale = quantise_rows(weight)
+        values, scale = self._keep(int8_step.padded(values, int8_step.COLUMNS)), self._keep(scale)
         return int8_step.matrix(values, scale, None if bias is None else self._keep(bias.float()))
 
     def _norm(self, norm: nn.Module) -> int8_step.Norm:
@@ -95,8 +99,9 @@ class Int8Decoder(RollingDecoder):
     def _layer(self, n: int, layer: StepLayer) -> int8_step.Layer:
         assert layer.up is not None
         assert layer.down is not None
-        distance, distance_scale = (self._keep(part) for part in quantise_rows(layer.r.flip(1)))
-        vectors = (distance, distance_scale, self._keep(layer.u), self._keep(layer.w))
+        distance, distance_scale = quantise_rows(layer.r.flip(1))
+        distance = int8_step.padded(distance, int8_step.HEAD_COLUMNS)
+        vectors = tuple(self._keep(part) for part in (distance, distance_scale, layer.u, layer.w))
         caches = (self.cache[0, n], self.cache[1, n], self.scales[0, n], self.scales[1, n])
         return int8_step.Layer(
             self._matrix(layer.qkv),
@@ -119,9 +124,9 @@ class Int8Decoder(RollingDecoder):
             head if model.head.tables[0] is model.embedding.tables[0] else self._matrix(model.embedding.tables[0]),
             head,
             self._norm(final_norm(model)),
-            len(layers), c.heads, c.head_size, self.size, layers[0].r.shape[1], layers[0].pre_norm,
+            len(layers), c.width, c.heads, c.head_size, self.size, layers[0].r.shape[1], layers[0].pre_norm,
             int8_step.ACTIVATIONS[layers[0].activation], model.embedding.scale, self.reading.temperature,
-            *(self._keep(torch.zeros(size)).data_ptr() for size in sizes),
+            *(self._keep(torch.zeros(size + -size % int8_step.COLUMNS)).data_ptr() for size in sizes),
         )  # fmt: skip
 
 

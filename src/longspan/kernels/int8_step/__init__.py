@@ -16,8 +16,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from torch.nn import functional as F
+
 from longspan.shapes import Float, Int, Tensor
 
+COLUMNS, HEAD_COLUMNS = 64, 16
+"""Columns of matrices and of heads are padded to multiples of these."""
 ACTIVATIONS = {None: 0, "relu": 1, "squared-relu": 2, "gelu": 3}
 SOURCE = Path(__file__).with_name("step.c")
 OPTIONS = ("-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC")
@@ -53,7 +57,7 @@ class Model(Structure):
         ("layers", POINTER(Layer)),
         *((name, Matrix) for name in ("embedding", "head")),
         ("final_norm", Norm),
-        *((name, c_int64) for name in ("count", "heads", "head_width", "slots", "distances", "pre_norm", "activation")),
+        *((name, c_int64) for name in ("count", "width", "heads", "head_width", "slots", "distances", "pre_norm", "activation")),
         *((name, c_double) for name in ("embedding_scale", "temperature")),
         *((name, c_void_p) for name in ("x", "y", "sum", "qkv", "attended", "inner", "scores")),
     )
@@ -68,6 +72,11 @@ def step(model: Model, token: int, written: int, logits: Float[Tensor, "V"]) -> 
 
 def matrix(weight: Int[Tensor, "R C"], scale: Float[Tensor, "R"], bias: Float[Tensor, "R"] | None = None) -> Matrix:
     return Matrix(weight.data_ptr(), scale.data_ptr(), None if bias is None else bias.data_ptr(), *weight.shape)
+
+
+def padded(tensor: Tensor, multiple: int) -> Tensor:
+    """Zeros after the last axis, up to a multiple."""
+    return F.pad(tensor, (0, -tensor.shape[-1] % multiple))
 
 
 @cache

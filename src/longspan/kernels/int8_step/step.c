@@ -2,11 +2,51 @@
 
    A matrix has a scale per row, a cached key or value one per slot. Activations stay float32: an int8 weight is widened
    in a register, so that a product equals that of the restored float32 matrix up to rounding, and a quarter of the
-   bytes are read. Every sum has a fixed order, whatever the number of threads is. */
+   bytes are read. Every sum has a fixed order, whatever the number of threads is.
+
+   Columns of matrices are padded with zeros to a multiple of 64, those of heads to one of 16. */
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+
+/* WIDTH floats, and WIDTH bytes as floats. GCC 12 and Clang convert generic vectors of bytes one by one. */
+#if defined(__AVX512F__)
+#include <immintrin.h>
+typedef __m512 Floats;
+enum { WIDTH = 16 };
+static inline Floats widen(const int8_t *x) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)x)));
+}
+static inline float total_of(Floats x) { return _mm512_reduce_add_ps(x); }
+#elif defined(__AVX2__)
+#include <immintrin.h>
+typedef __m256 Floats;
+enum { WIDTH = 8 };
+static inline Floats widen(const int8_t *x) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)x)));
+}
+static inline float total_of(Floats x) {
+    __m128 half = _mm256_castps256_ps128(x) + _mm256_extractf128_ps(x, 1);
+    half += _mm_movehl_ps(half, half);
+    return half[0] + half[1];
+}
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+typedef float32x4_t Floats;
+enum { WIDTH = 4 };
+static inline Floats widen(const int8_t *x) {
+    int32_t bytes;
+    memcpy(&bytes, x, 4);
+    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(bytes))))));
+}
+static inline float total_of(Floats x) { return vaddvq_f32(x); }
+#else
+typedef float Floats;
+enum { WIDTH = 1 };
+static inline Floats widen(const int8_t *x) { return *x; }
+static inline float total_of(Floats x) { return x; }
+#endif
 
 typedef struct {
     const int8_t *weight; /* [rows, columns] */
@@ -23,10 +63,10 @@ typedef struct {
 typedef struct {
     Matrix qkv, output, up, down;
     Norm attention_norm, feed_forward_norm;
-    const int8_t *distance;      /* [H, C, D], distance 0 first */
+    const int8_t *distance;      /* [H, C, P], distance 0 first; P is D padded */
     const float *distance_scale; /* [H, C] */
     const float *u, *w;          /* [H, D] */
-    int8_t *keys, *values;       /* [H, S, D] */
+    int8_t *keys, *values;       /* [H, S, P] */
     float *key_scale, *value_scale; /* [H, S] */
 } Layer;
 
@@ -34,9 +74,9 @@ typedef struct {
     const Layer *layers;
     Matrix embedding, head;
     Norm final_norm;
-    int64_t count, heads, head_width, slots, distances, pre_norm, activation;
+    int64_t count, width, heads, head_width, slots, distances, pre_norm, activation;
     double embedding_scale, temperature;
-    float *x, *y, *sum, *qkv, *attended, *inner; /* of width, width, width, 3 H D, H D, inner */
+    float *x, *y, *sum, *qkv, *attended, *inner; /* padded with zeros */
     float *scores;                               /* [H, S] */
 } Model;
 
@@ -58,14 +98,24 @@ static inline float exponential(float x) {
     return p * power;
 }
 
-static void multiply(const Matrix *m, const float *restrict x, float *restrict out) {
+static inline Floats load(const float *x) {
+    Floats found;
+    memcpy(&found, x, sizeof found);
+    return found;
+}
+
+static void multiply(const Matrix *m, const float *x, float *out) {
 #pragma omp parallel for schedule(static) if (m->rows * m->columns > 65536)
     for (int64_t r = 0; r < m->rows; r++) {
-        const int8_t *restrict row = m->weight + r * m->columns;
-        float sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t k = 0; k < m->columns; k++) sum += (float)row[k] * x[k];
-        out[r] = sum * m->scale[r] + (m->bias ? m->bias[r] : 0);
+        const int8_t *row = m->weight + r * m->columns;
+        Floats a = {0}, b = a, c = a, d = a;
+        for (int64_t k = 0; k < m->columns; k += 4 * WIDTH) {
+            a += widen(row + k) * load(x + k);
+            b += widen(row + k + WIDTH) * load(x + k + WIDTH);
+            c += widen(row + k + 2 * WIDTH) * load(x + k + 2 * WIDTH);
+            d += widen(row + k + 3 * WIDTH) * load(x + k + 3 * WIDTH);
+        }
+        out[r] = total_of((a + b) + (c + d)) * m->scale[r] + (m->bias ? m->bias[r] : 0);
     }
 }
 
@@ -95,38 +145,50 @@ static float quantise(const float *x, int8_t *out, int64_t width) {
     return scale;
 }
 
+/* The sum of the values, weighted by scores, WIDTH columns at a time. */
+static void weigh(const int8_t *values, const float *weights, int64_t filled, int64_t columns, float *out) {
+    for (int64_t d = 0; d < columns; d += WIDTH) {
+        Floats a = {0}, b = a;
+        int64_t s = 0;
+        for (; s + 1 < filled; s += 2) {
+            a += widen(values + s * columns + d) * weights[s];
+            b += widen(values + (s + 1) * columns + d) * weights[s + 1];
+        }
+        if (s < filled) a += widen(values + s * columns + d) * weights[s];
+        a += b;
+        memcpy(out + d, &a, sizeof a);
+    }
+}
+
 static void attend_head(const Model *m, const Layer *layer, int64_t h, int64_t slot, int64_t filled) {
-    const int64_t D = m->head_width, S = m->slots, C = m->distances, I = m->heads * D;
+    const int64_t D = m->head_width, P = (D + 15) / 16 * 16, S = m->slots, C = m->distances, I = m->heads * D;
     const float factor = 1 / sqrtf((float)D);
     const float *query = m->qkv + h * D;
-    float qu[D], qw[D], *out = m->attended + h * D, *scores = m->scores + h * S, top = -INFINITY, total = 0;
-    int8_t *keys = layer->keys + h * S * D, *values = layer->values + h * S * D;
+    float qu[P], qw[P], out[P], *scores = m->scores + h * S, top = -INFINITY, total = 0;
+    int8_t *keys = layer->keys + h * S * P, *values = layer->values + h * S * P;
     float *key_scale = layer->key_scale + h * S, *value_scale = layer->value_scale + h * S;
-    key_scale[slot] = quantise(query + I, keys + slot * D, D);
-    value_scale[slot] = quantise(query + 2 * I, values + slot * D, D);
-    for (int64_t d = 0; d < D; d++) {
-        qu[d] = (query[d] + layer->u[h * D + d]) * factor;
-        qw[d] = (query[d] + layer->w[h * D + d]) * factor;
-        out[d] = 0;
+    key_scale[slot] = quantise(query + I, keys + slot * P, D);
+    value_scale[slot] = quantise(query + 2 * I, values + slot * P, D);
+    for (int64_t d = 0; d < P; d++) {
+        qu[d] = d < D ? (query[d] + layer->u[h * D + d]) * factor : 0;
+        qw[d] = d < D ? (query[d] + layer->w[h * D + d]) * factor : 0;
     }
     for (int64_t s = 0; s < filled; s++) {
         int64_t away = slot - s + (s > slot ? S : 0), c = away < C ? away : C - 1;
-        const int8_t *restrict key = keys + s * D, *restrict far = layer->distance + (h * C + c) * D;
-        const float a = key_scale[s], b = layer->distance_scale[h * C + c];
-        float sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t d = 0; d < D; d++) sum += (float)key[d] * qu[d] * a + (float)far[d] * qw[d] * b;
-        scores[s] = sum;
-        top = fmaxf(top, sum);
+        const int8_t *key = keys + s * P, *far = layer->distance + (h * C + c) * P;
+        Floats a = {0}, b = a;
+        for (int64_t d = 0; d < P; d += WIDTH) {
+            a += widen(key + d) * load(qu + d);
+            b += widen(far + d) * load(qw + d);
+        }
+        scores[s] = total_of(a * key_scale[s] + b * layer->distance_scale[h * C + c]);
+        top = fmaxf(top, scores[s]);
     }
 #pragma omp simd reduction(+ : total)
     for (int64_t s = 0; s < filled; s++) total += scores[s] = exponential(scores[s] - top);
-    for (int64_t s = 0; s < filled; s++) {
-        const int8_t *restrict value = values + s * D;
-        const float weight = scores[s] / total * value_scale[s];
-#pragma omp simd
-        for (int64_t d = 0; d < D; d++) out[d] += weight * (float)value[d];
-    }
+    for (int64_t s = 0; s < filled; s++) scores[s] *= value_scale[s] / total;
+    weigh(values, scores, filled, P, out);
+    memcpy(m->attended + h * D, out, D * sizeof *out);
 }
 
 static void activate(float *x, int64_t width, int64_t kind) {
@@ -138,10 +200,10 @@ static void activate(float *x, int64_t width, int64_t kind) {
 
 /* Logits of the token after `token`, which is number `written` of its stream. */
 void longspan_step(const Model *m, int64_t token, int64_t written, float *logits) {
-    const int64_t E = m->embedding.columns, slot = written % m->slots;
+    const int64_t E = m->width, slot = written % m->slots;
     const int64_t filled = written + 1 < m->slots ? written + 1 : m->slots;
     for (int64_t k = 0; k < E; k++)
-        m->x[k] = m->embedding.weight[token * E + k] * m->embedding.scale[token] * (float)m->embedding_scale;
+        m->x[k] = m->embedding.weight[token * m->embedding.columns + k] * m->embedding.scale[token] * (float)m->embedding_scale;
     for (int64_t n = 0; n < m->count; n++) {
         const Layer *layer = m->layers + n;
         const Norm none = {0};

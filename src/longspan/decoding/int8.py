@@ -1,12 +1,13 @@
 """The rolling decoder with int8 weights and an int8 cache, for one stream on a CPU.
 
-A step of one row reads every weight and every cached key once, so its time is that of their bytes. Int8 are a quarter of
-float32, and one call of C replaces some hundred of torch. Prompts are read in float32 by the model.
+A step of one row reads every weight and every cached key once, so its time is that of their bytes. Int8 has a quarter of
+those of float32, and one call of C replaces some hundred of torch. Prompts are read in float32 by the model.
 """
 
 import ctypes
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -15,9 +16,44 @@ from longspan.checkpoints.int8 import quantise_rows
 from longspan.contract import LanguageModel, State
 from longspan.decoding.fused import plain_softmax
 from longspan.decoding.rolling import RollingDecoder, attention_of
-from longspan.decoding.step_layers import StepLayer, final_norm
+from longspan.decoding.step_layers import StepLayer
 from longspan.kernels import int8_step
 from longspan.shapes import Float, Int, Tensor
+
+
+class Int8Weights:
+    """The matrices of a model as int8, with the addresses that the C code reads."""
+
+    def __init__(self, model: Any, layers: Sequence[StepLayer]) -> None:
+        self.held: list[Tensor] = []
+        self.layers = [self._layer(layer) for layer in layers]
+        self.head = self._matrix(model.head.tables[0], model.head.biases[0])
+        tied = model.head.tables[0] is model.embedding.tables[0]
+        self.embedding = self.head if tied else self._matrix(model.embedding.tables[0])
+
+    def _layer(self, layer: StepLayer) -> tuple[int8_step.Matrix, ...]:
+        assert layer.up is not None
+        assert layer.down is not None
+        pairs = ((layer.qkv, None), (layer.output, None), *((m.weight, m.bias) for m in (layer.up, layer.down)))
+        return tuple(self._matrix(weight, bias) for weight, bias in pairs)
+
+    def _matrix(self, weight: Tensor, bias: Tensor | None = None) -> int8_step.Matrix:
+        values, scale = quantise_rows(weight)
+        parts = (int8_step.padded(values, int8_step.COLUMNS), scale, None if bias is None else bias.detach())
+        self.held += [part for part in parts if part is not None]
+        return int8_step.matrix(*parts)
+
+
+_weights: "WeakKeyDictionary[Any, tuple[Any, Int8Weights]]" = WeakKeyDictionary()
+"""Of each model, with the versions of its parameters: forks of a session share them."""
+
+
+def int8_weights(model: LanguageModel, layers: Sequence[StepLayer]) -> Int8Weights:
+    versions = [(parameter.data_ptr(), parameter._version) for parameter in model.parameters()]
+    found = _weights.get(model)
+    if found is None or found[0] != versions:
+        found = _weights[model] = (versions, Int8Weights(model, layers))
+    return found[1]
 
 
 class Int8Decoder(RollingDecoder):
@@ -51,7 +87,8 @@ class Int8Decoder(RollingDecoder):
         super().__init__(model, state, layers, age)
         self.keys, self.values = [], []  # those of the base class are float32
         with torch.no_grad():
-            self.native = self._native()
+            self.weights = int8_weights(model, layers)
+            self.native = self._native(self.weights)
 
     def load(self, state: State, age: int) -> None:
         kept = min(age, self.size)
@@ -83,11 +120,6 @@ class Int8Decoder(RollingDecoder):
         self.held.append(tensor.detach().contiguous())
         return self.held[-1]
 
-    def _matrix(self, weight: Tensor, bias: Tensor | None = None) -> int8_step.Matrix:
-        values, scale = quantise_rows(weight)
-        values, scale = self._keep(int8_step.padded(values, int8_step.COLUMNS)), self._keep(scale)
-        return int8_step.matrix(values, scale, None if bias is None else self._keep(bias.float()))
-
     def _norm(self, norm: nn.Module) -> int8_step.Norm:
         if isinstance(norm, nn.Identity):
             return int8_step.Norm()
@@ -96,41 +128,24 @@ class Int8Decoder(RollingDecoder):
         addresses = (None if part is None else self._keep(part).data_ptr() for part in (norm.weight, shift))
         return int8_step.Norm(*addresses, norm.eps or 0.0)
 
-    def _layer(self, n: int, layer: StepLayer) -> int8_step.Layer:
-        assert layer.up is not None
-        assert layer.down is not None
+    def _layer(self, n: int, layer: StepLayer, matrices: tuple[int8_step.Matrix, ...]) -> int8_step.Layer:
         distance, distance_scale = quantise_rows(layer.r.flip(1))
         distance = int8_step.padded(distance, int8_step.HEAD_COLUMNS)
         vectors = tuple(self._keep(part) for part in (distance, distance_scale, layer.u, layer.w))
         caches = (self.cache[0, n], self.cache[1, n], self.scales[0, n], self.scales[1, n])
-        return int8_step.Layer(
-            self._matrix(layer.qkv),
-            self._matrix(layer.output),
-            self._matrix(layer.up.weight, layer.up.bias),
-            self._matrix(layer.down.weight, layer.down.bias),
-            self._norm(layer.attention_norm),
-            self._norm(layer.feed_forward_norm),
-            *(part.data_ptr() for part in (*vectors, *caches)),
-        )
+        norms = (self._norm(norm) for norm in (layer.attention_norm, layer.feed_forward_norm))
+        return int8_step.Layer(*matrices, *norms, *(part.data_ptr() for part in (*vectors, *caches)))
 
-    def _native(self) -> int8_step.Model:
-        model, layers, c = self.model, self.layers, self.model.config
+    def _native(self, weights: Int8Weights) -> int8_step.Model:
+        layers, c = self.layers, self.model.config
         inside = c.heads * c.head_size
         sizes = (c.width, c.width, c.width, 3 * inside, inside, c.inner_size, c.heads * self.size)
-        head = self._matrix(model.head.tables[0], model.head.biases[0])
-        array = (int8_step.Layer * len(layers))(*(self._layer(n, layer) for n, layer in enumerate(layers)))
+        parts = zip(layers, weights.layers, strict=True)
+        array = (int8_step.Layer * len(layers))(*(self._layer(n, *part) for n, part in enumerate(parts)))
         return int8_step.Model(
-            ctypes.cast(array, ctypes.POINTER(int8_step.Layer)),
-            head if model.head.tables[0] is model.embedding.tables[0] else self._matrix(model.embedding.tables[0]),
-            head,
-            self._norm(final_norm(model)),
-            len(layers), c.width, c.heads, c.head_size, self.size, layers[0].r.shape[1], layers[0].pre_norm,
-            int8_step.ACTIVATIONS[layers[0].activation], model.embedding.scale, self.reading.temperature,
+            ctypes.cast(array, ctypes.POINTER(int8_step.Layer)), weights.embedding, weights.head,
+            self._norm(self.final_norm), len(layers), c.width, c.heads, c.head_size, self.size, layers[0].r.shape[1],
+            layers[0].pre_norm, int8_step.ACTIVATIONS[layers[0].activation], self.model.embedding.scale,
+            self.reading.temperature,
             *(self._keep(torch.zeros(size + -size % int8_step.COLUMNS)).data_ptr() for size in sizes),
         )  # fmt: skip
-
-
-def int8_decoder(model: LanguageModel, state: State, layers: Sequence[StepLayer], age: int) -> RollingDecoder:
-    """The int8 decoder, or the float32 one if it does not support the model or this machine."""
-    kind = Int8Decoder if Int8Decoder.supports(model, state, layers) else RollingDecoder
-    return kind(model, state, layers, age)

@@ -90,7 +90,7 @@ def compiled() -> Any:
     for options in ((*OPTIONS, *wide, "-fopenmp"), (*OPTIONS, "-fopenmp-simd"), OPTIONS):
         try:
             library = ctypes.CDLL(str(_build(compiler, options)))
-        except (OSError, subprocess.SubprocessError):
+        except (OSError, RuntimeError, subprocess.SubprocessError):  # RuntimeError: no home folder
             continue
         library.longspan_step.argtypes = [POINTER(Model), c_int64, c_int64, c_void_p]
         library.longspan_step.restype = None
@@ -101,7 +101,7 @@ def compiled() -> Any:
 def _build(compiler: str, options: tuple[str, ...]) -> Path:
     """The compiled file. Its name has everything it depends on, so it is made once per machine type and version."""
     facts = "\n".join((SOURCE.read_text(encoding="utf-8"), compiler, *options, platform.machine(), _processor()))
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "longspan"
+    folder = Path(os.environ.get("LONGSPAN_CACHE") or Path.home() / ".cache" / "longspan")
     made = folder / f"int8-step-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.so"
     if made.exists():
         return made

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -138,7 +139,7 @@ def one() -> None:
         report("six kernels per layer, torch sampling", lambda: rates(open_as(FusedDecoder, model, 1), 1, 1600))
     report("six kernels per layer", lambda: rates(open_as(FusedDecoder, model, 1), 1, 1600))
     report("one kernel per step", lambda: rates(open_as(PersistentDecoder, model, 1), 1, 1600))
-    for programs, warps in ((128, 4),):
+    for programs, warps in ((128, 4), (256, 4)):
         with replaced(step__WARPS=warps):
             report(
                 f"one kernel per step, {programs} programs of {warps} warps",
@@ -151,7 +152,12 @@ CANDIDATE_TILES = {
     (1536, 512): WIDE[:3],
     (512, 512): [Tiles(16, 16, 512, 4, 1), Tiles(16, 16, 512, 8, 1)],
     (2048, 512): WIDE,
-    (512, 2048): [Tiles(16, 16, 256, 4, 3), Tiles(16, 16, 256, 4, 4), Tiles(16, 16, 2048, 8, 1), Tiles(16, 16, 2048, 16, 1)],
+    (512, 2048): [
+        Tiles(16, 16, 256, 4, 3),
+        Tiles(16, 16, 256, 4, 4),
+        Tiles(16, 16, 2048, 8, 1),
+        Tiles(16, 16, 2048, 16, 1),
+    ],
 }
 CANDIDATE_WALKS = [
     Walk(32, 2, 2, 3), Walk(32, 2, 2, 2), Walk(32, 2, 2, 1), Walk(64, 1, 4, 1), Walk(64, 1, 4, 2), Walk(64, 1, 4, 3),
@@ -174,61 +180,55 @@ def graph_microseconds(calls: list[Callable[[], None]], loops: int = 12) -> floa
 
 def tune() -> None:
     """The best tile of every product and of the attention, with and without dependent launch."""
-    B, H, D, S = 64, 8, 64, 513
     norm = Norm(torch.ones(512, device=DEVICE).bfloat16(), torch.zeros(512, device=DEVICE).bfloat16(), 1e-5)
     for (N, K), candidates in CANDIDATE_TILES.items():
         weights = [torch.randn(N, K, device=DEVICE).bfloat16() * K**-0.5 for _ in range(12)]
-        x, out = torch.randn(B, K, device=DEVICE).bfloat16(), torch.zeros(B, N, device=DEVICE).bfloat16()
-        kept = torch.randn(B, N, device=DEVICE).bfloat16()
-        options: dict[str, Any] = (
-            {"norm": norm} if N > 512 else {"residual": kept, "residual_norm": norm}
-        )  # the two forms in a layer
-        want: torch.Tensor | None = None
-        for tile, pdl in itertools.product(candidates, (False, True)):
-            try:
-                with replaced(one__tiles=lambda *_, t=tile: t, one__PDL=pdl):
-                    calls = [lambda w=w: one_token.linear(x, w, None, out, **options) for w in weights]
-                    calls[-1]()
-                    got = out.float().clone()
-                    want = got if want is None else want
-                    error = float((got - want).norm() / want.norm())
-                    print(
-                        f"{N}x{K} {tuple(tile)!s:24s} pdl {pdl:d} {graph_microseconds(calls, 4):7.2f} us, error {error:.0e}",
-                        flush=True,
-                    )
-            except Exception as problem:
-                print(f"{N}x{K} {tuple(tile)} failed: {type(problem).__name__} {str(problem)[:120]}", flush=True)
-    tune_attention(B, H, S, D)
+        x, out = torch.randn(64, K, device=DEVICE).bfloat16(), torch.zeros(64, N, device=DEVICE).bfloat16()
+        kept = torch.randn(64, N, device=DEVICE).bfloat16()
+        # The two forms in a layer.
+        options: dict[str, Any] = {"norm": norm} if N > 512 else {"residual": kept, "residual_norm": norm}
+        calls = [partial(one_token.linear, x, weight, None, out, **options) for weight in weights]
+        compare(f"{N}x{K}", calls, out, [(tile, {"one__tiles": partial(_always, tile)}) for tile in candidates])
+    tune_attention(64, 8, 513, 64)
 
 
 def tune_attention(B: int, H: int, S: int, D: int) -> None:
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=DEVICE).bfloat16()
 
-    caches = [(random(B, H, S, D), random(B, H, S, D), random(H, S, D)) for _ in range(4)]
-    qkv, u, w = random(B, 3, H, D), random(H, D), random(H, D)
-    count, out = torch.full((), 2 * S, device=DEVICE), random(B, H, D)
+    qkv, u, w, out = random(B, 3, H, D), random(H, D), random(H, D), random(B, H, D)
+    count = torch.full((), 2 * S, device=DEVICE)
+    scratch = torch.empty(B * H, 32 * (D + 2), device=DEVICE)
+    calls = [
+        partial(
+            one_token.rolling_attention,
+            *(qkv, random(B, H, S, D), random(B, H, S, D), random(H, S, D), u, w, count, scratch, out),
+        )
+        for _ in range(4)
+    ]
+    compare("attention", calls, out, [(plan, {"one__walk": partial(_always, plan)}) for plan in CANDIDATE_WALKS])
+
+
+def _always(value: Any, *_: Any) -> Any:
+    return value
+
+
+def compare(
+    what: str, calls: list[Callable[[], None]], out: torch.Tensor, candidates: list[tuple[Any, dict[str, Any]]]
+) -> None:
+    """Time and difference from the first candidate of each, with and without dependent launch."""
     want: torch.Tensor | None = None
-    for plan, pdl in itertools.product(CANDIDATE_WALKS, (False, True)):
-        if pdl and plan.splits == 1 and plan.slots == 128:
-            continue
+    for (name, settings), pdl in itertools.product(candidates, (False, True)):
         try:
-            with replaced(one__walk=lambda *_, p=plan: p, one__PDL=pdl):
-                partial = torch.empty(one_token.partial_size(B * H, S, D), device=DEVICE)
-                calls = [
-                    lambda k=k, v=v, r=r: one_token.rolling_attention(qkv, k, v, r, u, w, count, partial, out)
-                    for k, v, r in caches
-                ]
+            with replaced(**settings, one__PDL=pdl):
                 calls[-1]()
                 got = out.float().clone()
                 want = got if want is None else want
                 error = float((got - want).norm() / want.norm())
-                print(
-                    f"attention {tuple(plan)!s:18s} pdl {pdl:d} {graph_microseconds(calls, 4):7.2f} us, error {error:.0e}",
-                    flush=True,
-                )
+                taken = graph_microseconds(calls, 4)
+            print(f"{what} {tuple(name)!s:24s} pdl {pdl:d} {taken:7.2f} us, difference {error:.0e}", flush=True)
         except Exception as problem:
-            print(f"attention {tuple(plan)} failed: {type(problem).__name__} {str(problem)[:120]}", flush=True)
+            print(f"{what} {tuple(name)} failed: {type(problem).__name__} {str(problem)[:120]}", flush=True)
 
 
 def many() -> None:

@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-KERNELS = ("longspan.kernels.relative_attention.fused_backward", "longspan.kernels.one_token.kernels")
+KERNELS = (
+    "longspan.kernels.relative_attention.fused_backward",
+    "longspan.kernels.one_token.persistent_kernel",
+    "longspan.kernels.sampling.kernel",
+)
 
 if importlib.util.find_spec("triton") is not None:
     # Triton parses the source of a kernel, which the wrapper of the shape checker hides. So kernels are imported

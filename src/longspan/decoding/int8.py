@@ -1,7 +1,7 @@
 """The rolling decoder with int8 weights and an int8 cache, for one stream on a CPU.
 
-A step of one row reads every weight and every cached key once, so its time is that of their bytes. Int8 has a quarter of
-those of float32, and one call of C replaces some hundred of torch. Prompts are read in float32 by the model.
+A step of one row reads every weight and every cached key once, so its time is that of their bytes. Int8 has a quarter
+of those of float32, and one call of C replaces some hundred of torch. Prompts are read in float32 by the model.
 """
 
 import ctypes

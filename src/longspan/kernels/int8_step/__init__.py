@@ -57,7 +57,10 @@ class Model(Structure):
         ("layers", POINTER(Layer)),
         *((name, Matrix) for name in ("embedding", "head")),
         ("final_norm", Norm),
-        *((name, c_int64) for name in ("count", "width", "heads", "head_width", "slots", "distances", "pre_norm", "activation")),
+        *(
+            (name, c_int64)
+            for name in ("count", "width", "heads", "head_width", "slots", "distances", "pre_norm", "activation")
+        ),
         *((name, c_double) for name in ("embedding_scale", "temperature")),
         *((name, c_void_p) for name in ("x", "y", "sum", "qkv", "attended", "inner", "scores")),
     )

@@ -145,8 +145,8 @@ def rolling_kernel(
     D: tl.constexpr, BD: tl.constexpr, SLOTS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """The older slots are walked from the largest distance to 1, so the order of a sum does not depend on the slot. Each
-    row of a tile has its own running softmax; rows are combined once at the end."""
+    """The older slots are walked from the largest distance to 1, so the order of a sum does not depend on the slot.
+    Each row of a tile has its own running softmax; rows are combined once at the end."""
     after_previous(PDL)
     bh = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)

@@ -126,8 +126,9 @@ def _launch(
     options: dict[str, Any] = {"launch_cooperative_grid": True} if phases == ALL else {}
     step_kernel[(shape.programs,)](
         tokens, weights.embedding, weights.head, weights.head_bias, final and final.gain, final and final.shift,
-        weights.table, buffers.logits, buffers.boxes, count, buffers.epochs, buffers.failed, shape.slots, weights.distances, shape.chunk, first, last, weights.embedding_scale,
-        1 / weights.temperature, weights.norm.eps, final.eps if final else 0.0, weights.head_eps or 0.0,
+        weights.table, buffers.logits, buffers.boxes, count, buffers.epochs, buffers.failed, shape.slots,
+        weights.distances, shape.chunk, first, last, weights.embedding_scale, 1 / weights.temperature,
+        weights.norm.eps, final.eps if final else 0.0, weights.head_eps or 0.0,
         shape.head_width**-0.5, **constants(shape, weights), PHASES=phases, num_warps=WARPS, **options,
     )  # fmt: skip
 

@@ -1,9 +1,10 @@
 """One kernel for a complete step of one row: all layers and the head.
 
-A layer has six phases, and every program computes some rows of each product. There is no barrier between phases. A value
-is stored together with the number of the step in one 64-bit word, and a reader polls the words it needs until all have
-that number (the LL protocol of NCCL): one trip through the L2 cache instead of a fence, a counter and a load. Before it
-polls, a program loads its weights (or keys, values and position keys), so the latency of memory overlaps with the wait.
+A layer has six phases, and every program computes some rows of each product. There is no barrier between phases. A
+value is stored together with the number of the step in one 64-bit word, and a reader polls the words it needs until all
+have that number (the LL protocol of NCCL): one trip through the L2 cache instead of a fence, a counter and a load.
+Before it polls, a program loads its weights (or keys, values and position keys), so the latency of memory overlaps with
+the wait.
 
 The same kernel runs one phase per launch for the interpreter and the tests. Activations are float32. Every sum has a
 fixed order, so a step is deterministic.
@@ -302,7 +303,7 @@ def step_kernel(
     HEAD_NORM: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, PHASES: tl.constexpr,
 ):  # fmt: skip
     """The layers from `first` to before `last`, and the head if PHASES has it."""
-    I: tl.constexpr = H * D
+    I: tl.constexpr = H * D  # noqa: E741 (the width inside the attention)
     BOX: tl.constexpr = 4 * I + SPLITS * (I + 2 * H) + 2 * E + F
     program = tl.program_id(0)
     written = tl.load(count)
@@ -343,7 +344,8 @@ def step_kernel(
             kept = input_rows(x_box, tokens, embedding, embedding_scale, n, e_rows, epoch, failed, E)
             if not PRE:
                 x = layer_input(x_box, tokens, embedding, embedding_scale, n, epoch, failed, E, BE)
-                gain, shift = entry(table, before, FEED_FORWARD_GAIN, head), entry(table, before, FEED_FORWARD_SHIFT, head)
+                gain = entry(table, before, FEED_FORWARD_GAIN, head)
+                shift = entry(table, before, FEED_FORWARD_SHIFT, head)
                 kept = tl.where(n > 0, residual(x, kept, e_rows, gain, shift, eps, E, BE, KIND, True), kept)
             y = product(matrix, receive_vector(attended, epoch, failed, I, BI)) + kept
             send(sums, e_rows, e_rows < E, y, epoch)

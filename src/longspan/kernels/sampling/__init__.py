@@ -1,7 +1,7 @@
 """Sampling of the next token in one kernel: penalties, temperature, top-k, top-p and min-p.
 
-The definition is `longspan.decoding.sampling.Sampling`, which takes a dozen launches. A token is drawn by inversion of the
-cumulative distribution, with one uniform number per row.
+The definition is `longspan.decoding.sampling.Sampling`, which takes a dozen launches. A token is drawn by inversion of
+the cumulative distribution, with one uniform number per row.
 """
 
 import torch

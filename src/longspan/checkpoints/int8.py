@@ -8,7 +8,8 @@ A matrix W [R, C] is stored as two tensors of the safetensors file:
 so W[r, c] is NAME[r, c] * NAME.int8_scale[r], wrong by at most half a scale. A row is an output of a linear layer or
 the embedding of a token. Vectors (norms, biases) and tensors of other ranks stay float32. config.json has "dtype":
 "int8".
-The weights are float32 again as soon as they are loaded, so nothing is faster, only smaller on disk.
+The weights are float32 again as soon as they are loaded. Generation on a CPU rounds them to the same int8 again, and is
+faster (`decoding/int8.py`).
 """
 
 from collections.abc import Mapping

@@ -241,7 +241,7 @@ def many() -> None:
     report("default", run)
     with replaced(one__PDL=True):
         report("dependent launch", run)
-    for plan in (Walk(64, 1, 4, 2), Walk(32, 2, 2, 3)):
+    for plan in (Walk(64, 1, 4, 3), Walk(32, 2, 2, 3)):
         with replaced(one__walk=lambda *_, p=plan: p):
             report(f"walk {tuple(plan)}", run)
     profile(open_as(FusedDecoder, model, 64))

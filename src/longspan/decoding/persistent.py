@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
-
 from longspan.contract import LanguageModel, State
 from longspan.decoding.fused import FusedDecoder, plain_softmax
 from longspan.decoding.step_layers import StepLayer, cache_size, final_norm
@@ -41,6 +39,7 @@ class PersistentDecoder(FusedDecoder):
         device = self.keys[0].device
         self.shape = shape_of(model, state, programs or _programs(device))
         self.work = kernel.Buffers(self.shape, device)
+        self.copies: list[Tensor] = []
         self.weights = self._weights()
 
     def _weights(self) -> kernel.Weights:
@@ -75,10 +74,17 @@ class PersistentDecoder(FusedDecoder):
             *(layer.qkv, layer.output, layer.up.weight, layer.up.bias, layer.down.weight, layer.down.bias),
             *(part for norm in norms for part in (norm.weight, getattr(norm, "bias", None))),
             *(self.keys[n], self.values[n], *self.tables[n]),
-            *(norm.weight for norm in layer.head_norms or (nn.Identity,) * 0),
+            *(norm.weight for norm in layer.head_norms),
         ]
         tensors += [None] * (kernel.ENTRIES - len(tensors))
-        return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+        return [0 if tensor is None else self._aligned(tensor).data_ptr() for tensor in tensors]
+
+    def _aligned(self, tensor: Tensor) -> Tensor:
+        """The tensor, or a copy if its address is not a multiple of 16 bytes, which the kernel assumes."""
+        if tensor.data_ptr() % 16 and tensor.is_cuda:
+            tensor = tensor.detach().clone()
+            self.copies.append(tensor)
+        return tensor
 
     def buffers(self) -> list[Tensor]:
         return [self.count]

@@ -47,7 +47,7 @@ def tiles(N: int, K: int) -> Tiles:
 
 def walk(rows: int, slots: int) -> Walk:
     if rows >= 256:
-        return Walk(64, 1, 4, 3)
+        return Walk(64, 1, 4, 2)
     return Walk(SLOTS, split_count(rows, slots), 4, 1)
 
 

@@ -90,9 +90,8 @@ def main() -> None:
     for what, found in results.items():
         ratio = found["int8"] / found["float32"]
         print(f"{what:32s} float32 {found['float32']:7.1f}  int8 {found['int8']:7.1f} tokens/s  ratio {ratio:.2f}")
-    print(
-        f"bits per byte of {options.bytes} bytes: " + ", ".join(f"{name} {value:.4f}" for name, value in cost.items())
-    )
+    found = ", ".join(f"{name} {value:.4f}" for name, value in cost.items())
+    print(f"bits per byte of {options.bytes} bytes: {found}")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,12 @@ import longspan
 count = 0
 for module in pkgutil.walk_packages(longspan.__path__, "longspan."):
     # Triton kernels are imported only on machines with a GPU.
-    triton = ("longspan.kernels.relative_attention.fused", "longspan.kernels.one_token.kernels")
+    triton = (
+        "longspan.kernels.relative_attention.fused",
+        "longspan.kernels.one_token.kernels",
+        "longspan.kernels.one_token.persistent_kernel",
+        "longspan.kernels.sampling.kernel",
+    )
     extras = ("longspan.hf", "longspan.interop.hf", "longspan.interop.lm_eval")
     if not module.name.startswith(("longspan.cli", "longspan.__main__", "longspan.serving", *triton, *extras)):
         importlib.import_module(module.name)

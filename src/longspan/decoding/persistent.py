@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+
 from longspan.contract import LanguageModel, State
 from longspan.decoding.fused import FusedDecoder, plain_softmax
 from longspan.decoding.step_layers import StepLayer, cache_size, final_norm

@@ -39,8 +39,9 @@ def choose_tokens(
     B, V = logits.shape
     chosen = torch.empty(B, dtype=torch.int64, device=logits.device)
     kept = top_k if 0 < top_k < V else V
+    counts = None if counts is None else counts.contiguous()
     choose_kernel[(B,)](
-        logits, uniform, None if counts is None else counts.contiguous(), chosen, logits.stride(0), V, max(temperature, LEAST_TEMPERATURE), kept, top_p, min_p,
+        logits, uniform, counts, chosen, logits.stride(0), V, max(temperature, LEAST_TEMPERATURE), kept, top_p, min_p,
         presence_penalty, frequency_penalty, repetition_penalty,
         BV=max(16, 1 << (V - 1).bit_length()), GREEDY=uniform is None, ORDERED=kept < V or top_p < 1,
         COUNTS=counts is not None, num_warps=4 if V <= 1024 else 8,

@@ -7,6 +7,7 @@ best of the rounds is taken. The cost is measured in bits per byte on the bundle
 """
 
 import argparse
+import itertools
 import json
 import math
 import platform
@@ -63,7 +64,7 @@ def bits(model: LanguageModel, text: bytes) -> dict[str, float]:
     found = {}
     for name, kind in KINDS.items():
         decoder, total = open_as(kind, model), 0.0
-        for here, after in zip(text, text[1:], strict=False):
+        for here, after in itertools.pairwise(text):
             total -= float(decoder.step(torch.tensor([here])).log_softmax(-1)[0, after])
         found[name] = total / math.log(2) / (len(text) - 1)
     return found

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from longspan.cli.options import DeviceName, DtypeName, ModelOrBundled, Threads, machine, note_bundled
+from longspan.cli.options import DeviceName, DtypeName, ModelOrBundled, Threads, machine, note, note_bundled
 from longspan.cli.reading_options import Clamp, Discount, Memory, Pointer, SameLength, Segment, given_settings
 from longspan.errors import ConfigError, DataError, GenerationError
 from longspan.terminal import unguarded
@@ -124,6 +124,8 @@ def generate(
         return
     session = loaded.session(text, seed=seed, state=load_state, **settings)
     note_bundled(model)
+    if int8 and not session.decodes_int8:
+        note("int8 is not used: it needs a CPU, a C compiler and a model that docs/generation.md names")
     try:
         _put(loaded.echo(session, text), out)
         for piece in loaded.stream(session, count, sampling, last=save_state is None, stop=stop):

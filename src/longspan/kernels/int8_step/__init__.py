@@ -90,7 +90,8 @@ def compiled() -> Any:
         return None
     # Wider vectors than GCC takes by default on x86: a step only reads weights, so clocks matter less.
     wide = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
-    for options in ((*OPTIONS, *wide, "-fopenmp"), (*OPTIONS, "-fopenmp-simd"), OPTIONS):
+    plain = tuple(option for option in OPTIONS if option != "-march=native")
+    for options in ((*OPTIONS, *wide, "-fopenmp"), (*OPTIONS, "-fopenmp-simd"), plain):
         try:
             library = ctypes.CDLL(str(_build(compiler, options)))
         except (OSError, RuntimeError, subprocess.SubprocessError):  # RuntimeError: no home folder

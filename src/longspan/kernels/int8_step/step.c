@@ -31,7 +31,7 @@ static inline float total_of(Floats x) {
     half += _mm_movehl_ps(half, half);
     return half[0] + half[1];
 }
-#elif defined(__ARM_NEON)
+#elif defined(__ARM_NEON) && defined(__aarch64__)
 #include <arm_neon.h>
 typedef float32x4_t Floats;
 enum { WIDTH = 4 };

@@ -20,7 +20,7 @@ count = 0
 for module in pkgutil.walk_packages(longspan.__path__, "longspan."):
     # Triton kernels are imported only on machines with a GPU.
     triton = ("longspan.kernels.relative_attention.fused",)
-    if module.name.startswith("longspan.kernels.") and module.name.endswith(".kernels"):
+    if module.name.startswith("longspan.kernels.") and module.name.endswith(("kernels", "kernel")):
         continue
     extras = ("longspan.hf", "longspan.interop.hf", "longspan.interop.lm_eval")
     if not module.name.startswith(("longspan.cli", "longspan.__main__", "longspan.serving", *triton, *extras)):

@@ -55,9 +55,10 @@ class TextModel:
     `method="dynamic"` nothing here modifies the model, so threads can share it.
     """
 
-    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, hash: str = "") -> None:
-        """Puts the model into eval mode. `hash` identifies its weights: a saved session fits the same hash only."""
-        self.model, self.tokenizer, self.hash = model.eval(), tokenizer, hash
+    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, hash: str = "", *, int8: bool = False) -> None:
+        """Puts the model into eval mode. `hash` identifies its weights: a saved session fits the same hash only. With
+        `int8`, text is generated on a CPU with int8 weights and an int8 cache."""
+        self.model, self.tokenizer, self.hash, self.int8 = model.eval(), tokenizer, hash, int8
 
     @property
     def config(self) -> Any:
@@ -232,7 +233,7 @@ class TextModel:
         """
         reading = self.reading_with(**settings)
         first = 0 if seed is None else convert(int, seed, "seed")
-        session = Session(self.model, seed=first % 2**63, known=self.tokenizer.size, reading=reading)
+        session = Session(self.model, seed=first % 2**63, known=self.tokenizer.size, reading=reading, int8=self.int8)
         if state is not None:
             if settings:
                 raise ConfigError(
@@ -367,14 +368,16 @@ def load(
     *,
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
+    int8: bool | None = None,
     **settings: Unpack[ReadingSettings],
 ) -> TextModel:
     """The model in a model folder or the folder of a training run. Default: the bundled model.
 
     `device` is "auto", "cpu", "cuda" or "cuda:N"; `dtype` is "auto" (float32 on a CPU, bfloat16 on CUDA) or the name of
-    a dtype. `settings` change the default reading:
+    a dtype. `int8` generates on a CPU with int8 weights and an int8 cache; default: if the weights are stored as int8.
+    Where that is not supported, it is ignored (`longspan.decoding.int8`). `settings` change the default reading:
     `longspan.load("runs/tiny", memory=3800, clamp=1000, same_length=True)`.
     """
     where = find_device(device)
     loaded = load_model(model_path(path), overrides=settings, device=where, dtype=find_dtype(dtype, where))
-    return TextModel(loaded.model, loaded.tokenizer, loaded.hash)
+    return TextModel(loaded.model, loaded.tokenizer, loaded.hash, int8=loaded.int8 if int8 is None else int8)

@@ -15,6 +15,8 @@ KERNELS = (
     "longspan.kernels.muon.kernels",
     "longspan.kernels.rms_update.kernels",
     "longspan.kernels.cluster_losses.kernels",
+    "longspan.kernels.one_token.persistent_kernel",
+    "longspan.kernels.sampling.kernel",
 )
 
 if importlib.util.find_spec("triton") is not None:

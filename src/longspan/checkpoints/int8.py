@@ -8,7 +8,8 @@ A matrix W [R, C] is stored as two tensors of the safetensors file:
 so W[r, c] is NAME[r, c] * NAME.int8_scale[r], wrong by at most half a scale. A row is an output of a linear layer or
 the embedding of a token. Vectors (norms, biases) and tensors of other ranks stay float32. config.json has "dtype":
 "int8".
-The weights are float32 again as soon as they are loaded, so nothing is faster, only smaller on disk.
+The weights are float32 again as soon as they are loaded. Generation on a CPU rounds them to the same int8 again, and is
+faster (`decoding/int8.py`).
 """
 
 from collections.abc import Mapping
@@ -31,11 +32,16 @@ def quantised(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         elif weight.dim() != 2 or not weight.numel():
             stored[name] = weight.float()
         else:
-            scale = weight.double().abs().amax(1) / 127
-            scale = torch.where(scale > 0, scale, 1.0).float()
-            stored[name] = (weight.double() / scale[:, None].double()).round().clamp(-127, 127).to(torch.int8)
-            stored[f"{name}{SCALE}"] = scale
+            stored[name], stored[f"{name}{SCALE}"] = quantise_rows(weight)
     return stored
+
+
+def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Int8 values and a float32 scale for every vector along the last axis."""
+    wide = weight.detach().double()
+    scale = wide.abs().amax(-1) / 127
+    scale = torch.where(scale > 0, scale, 1.0).float()
+    return (wide / scale[..., None].double()).round().clamp(-127, 127).to(torch.int8), scale
 
 
 def restored(stored: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:

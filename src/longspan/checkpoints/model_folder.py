@@ -52,6 +52,8 @@ class Loaded:
     tokenizer: Tokenizer
     hash: str
     path: Path
+    int8: bool = False
+    """The matrices are stored as int8."""
 
 
 def save_model(
@@ -153,7 +155,8 @@ def open_model(
         tensors = read_tensors(verified, WEIGHTS)
         if described["format"] == 1:
             tensors = {upgrade_name(described["family"], name): tensor for name, tensor in tensors.items()}
-        if described["dtype"] == DTYPE:
+        int8 = described["dtype"] == DTYPE
+        if int8:
             described["dtype"], tensors = "float32", restored(tensors, str(path / WEIGHTS))
         stored_reading = _read_reading(described, path)
         _require_fit(stored, stored_reading, described, tokenizer, tensors, path)
@@ -171,7 +174,7 @@ def open_model(
     widen = described["dtype"] == "bfloat16" and torch.device(device).type == "cpu"
     model.to(device=device, dtype=dtype or (torch.float32 if widen else None))
     digest = _hash(described["identity"], tokenizer, verified.files)
-    return Loaded(model.eval(), tokenizer, digest, path)
+    return Loaded(model.eval(), tokenizer, digest, path, int8)
 
 
 def reading_of(model: LanguageModel) -> dict[str, Any]:

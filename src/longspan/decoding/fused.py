@@ -12,6 +12,7 @@ from longspan.decoding.step_layers import StepLayer
 from longspan.kernels import one_token
 from longspan.kernels.one_token import Norm
 from longspan.kernels.triton_works import TRITON_WORKS
+from longspan.nn.adaptive_softmax import AdaptiveSoftmax
 from longspan.shapes import Float, Int, Tensor
 
 
@@ -58,6 +59,8 @@ class FusedDecoder(RollingDecoder):
         self.sums, self.outs = buffer(c.layers, B, c.width), buffer(c.layers, B, c.width)
         self.inner = buffer(B, c.inner_size)
         self.partial = buffer(*one_token.partial_size(B * c.heads, self.size, c.head_size), dtype=torch.float32)
+        # Without clusters and projections the head is one more product.
+        self.logits = buffer(B, c.vocabulary, dtype=torch.float32) if plain_softmax(model) else None
         with torch.no_grad():
             self.tables = [[p.to(like.dtype).contiguous() for p in (n.r, n.u, n.w)] for n in layers]
             both = [layer.head_norms for layer in layers if layer.head_norms]
@@ -83,6 +86,14 @@ class FusedDecoder(RollingDecoder):
     def finish(self, x: Any) -> Float[Tensor, "B E"]:
         value, norm = x
         return value if norm is None else norm(value)
+
+    def output(self, x: Any) -> Float[Tensor, "B V"]:
+        norms = [norm for norm in (x.kernel_norm, Norm.of(self.final_norm)) if norm is not None]
+        if self.logits is None or len(norms) > 1:
+            return super().output(x)
+        head = self.model.head
+        one_token.linear(x.x, head.tables[0], head.biases[0], self.logits, norm=norms[0] if norms else None)
+        return self.logits if self.reading.temperature == 1 else self.logits / self.reading.temperature
 
     def convolve(self, n: int, layer: StepLayer, x: Any) -> Any:  # noqa: ARG002
         inputs = torch.cat([self.inputs[n], self.finish(_deferred(x))[:, None]], dim=1)
@@ -120,6 +131,17 @@ class FusedDecoder(RollingDecoder):
             self.inner, layer.down.weight, layer.down.bias, self.outs[n], residual=x.x, residual_norm=x.kernel_norm
         )
         return Deferred(self.outs[n], None if layer.pre_norm else layer.feed_forward_norm)
+
+
+def plain_softmax(model: Any) -> bool:
+    """Whether the embedding is one table and the head one product."""
+    head, embedding = model.head, model.embedding
+    return (
+        isinstance(head, AdaptiveSoftmax)
+        and len(head.clusters) == len(embedding.edges) == 1
+        and not len(head.projections)
+        and not len(embedding.projections)
+    )
 
 
 def _deferred(x: Any) -> Deferred:

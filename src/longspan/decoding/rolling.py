@@ -91,6 +91,10 @@ class RollingDecoder(Decoder):
                 x = self.convolve(n, layer, x)
             x = self.attention(n, layer, x)
             x = self.feed_forward(n, layer, x)
+        return self.output(x)
+
+    def output(self, x: Any) -> Float[Tensor, "B V"]:
+        """Logits from the last layer's output."""
         return self.model.head.logits(self.final_norm(self.finish(x))[:, None], self.reading.temperature)[:, 0]
 
     def finish(self, x: Any) -> Float[Tensor, "B E"]:

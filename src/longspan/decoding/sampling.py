@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -10,6 +10,7 @@ from longspan.config import convert_fields
 from longspan.contract import Decoder
 from longspan.cuda_graphs import GraphDecoder
 from longspan.errors import ConfigError
+from longspan.kernels import sampling as kernel
 from longspan.shapes import Float, Int, Tensor
 
 
@@ -70,6 +71,8 @@ class Sampling:
 
         No host sync (safe for CUDA graphs): the caller checks the token when it copies it to the host.
         """
+        if kernel.supports(logits):
+            return self._choose_fused(logits, generator, counts)
         logits = logits.float() if counts is None else self.penalised(logits, counts)
         if self.temperature == 0 or self.top_k == 1:
             chosen = logits.argmax(-1)
@@ -80,6 +83,16 @@ class Sampling:
         # takes a dozen kernels for that, and a failed assert makes the device unusable for the process.
         race = chance / torch.empty_like(chance).exponential_(1, generator=generator)
         return race.argmax(-1).masked_fill(chance[:, 0].isnan(), -1)  # NaN in one place is NaN in all of the row
+
+    def _choose_fused(
+        self, logits: Float[Tensor, "B V"], generator: torch.Generator, counts: Float[Tensor, "B V"] | None
+    ) -> Int[Tensor, "B"]:
+        """The same distribution from one kernel. It inverts the cumulative distribution instead of racing, so a seed
+        gives other tokens than on a CPU, as any generator of a GPU does."""
+        uniform = None
+        if self.temperature > 0 and self.top_k != 1:
+            uniform = torch.rand(len(logits), dtype=torch.float64, device=logits.device, generator=generator)
+        return kernel.choose_tokens(logits, uniform, counts=counts, **asdict(self))
 
     def probabilities(self, logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
         """The distribution to sample from. The most likely token always remains; NaN where the largest logit is not

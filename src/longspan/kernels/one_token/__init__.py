@@ -5,7 +5,7 @@ given buffers and allocate nothing, so that a CUDA graph can capture a step.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -16,6 +16,39 @@ ACTIVATIONS = {None: 0, "relu": 1, "squared-relu": 2, "gelu": 3}
 WIDEST = 8192  # a program holds a complete row
 FEW_ROWS, ROWS = 4, 16
 SLOTS, MOST_SPLITS, PROGRAMS = 32, 32, 1024
+PDL = False
+"""Programmatic dependent launch: a kernel starts while the one before it ends."""
+
+
+class Tiles(NamedTuple):
+    """The tile of a program in a product of several rows."""
+
+    rows: int
+    columns: int
+    inner: int
+    warps: int
+    stages: int
+
+
+class Walk(NamedTuple):
+    """How a program of the attention walks over the slots."""
+
+    slots: int
+    splits: int
+    warps: int
+    stages: int
+
+
+def tiles(N: int, K: int) -> Tiles:
+    """Measured on an H200 with 64 rows: a short K is loaded at once, a long one in steps."""
+    columns = 32 if N > 1024 else 16
+    return Tiles(ROWS, columns, power(K), 4, 1) if K <= 512 else Tiles(ROWS, columns, 256, 4, 3)
+
+
+def walk(rows: int, slots: int) -> Walk:
+    if rows >= 256:
+        return Walk(64, 1, 4, 2)
+    return Walk(SLOTS, split_count(rows, slots), 4, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,23 +86,24 @@ def linear(
     shape: dict[str, Any] = {
         "N": N,
         "K": K,
-        "BN": _power(N),
-        "BK": _power(K),
-        "NORM": _kind(norm),
+        "BN": power(N),
+        "BK": power(K),
+        "NORM": kind_of(norm),
         "ACTIVATION": ACTIVATIONS[activation],
         "RESIDUAL": residual is not None,
-        "RESIDUAL_NORM": _kind(residual_norm),
+        "RESIDUAL_NORM": kind_of(residual_norm),
         "BIAS": bias is not None,
-        "num_warps": 4,
     }
+    launch = {"PDL": PDL, "launch_pdl": PDL}
     if B < FEW_ROWS:
-        columns = max(1, min(16, 8192 // _power(K)))
-        row_kernel[(-(-N // columns), B)](*inputs, COLUMNS=columns, **shape)
+        columns = max(1, min(16, 8192 // power(K)))
+        row_kernel[(-(-N // columns), B)](*inputs, COLUMNS=columns, num_warps=4, **shape, **launch)
         return
-    columns, inner = 32 if N > 1024 else 16, min(256, _power(K))
-    rows_kernel[(-(-N // columns), -(-B // ROWS))](
-        *inputs, COLUMNS=columns, ROWS=ROWS, INNER=inner, PRECISION=_precision(x), num_stages=3, **shape
-    )
+    tile = tiles(N, K)
+    rows_kernel[(-(-N // tile.columns), -(-B // tile.rows))](
+        *inputs, COLUMNS=tile.columns, ROWS=tile.rows, INNER=tile.inner, PRECISION=_precision(x),
+        num_warps=tile.warps, num_stages=tile.stages, **shape, **launch,
+    )  # fmt: skip
 
 
 def rolling_attention(
@@ -91,15 +125,16 @@ def rolling_attention(
     from longspan.kernels.one_token.kernels import combine_kernel, rolling_kernel
 
     B, H, S, D = keys.shape
-    splits = split_count(B * H, S)
-    width = _power(D)
-    rolling_kernel[(B * H, splits)](
+    plan, width = walk(B * H, S), power(D)
+    launch = {"PDL": PDL, "launch_pdl": PDL}
+    rolling_kernel[(B * H, plan.splits)](
         qkv, keys, values, distance, u, w, written, partial, out, H, S, distance.shape[1], distance.stride(0),
         distance.stride(1), written.stride(0) if written.dim() else 0, D**-0.5,
-        D=D, BD=width, SLOTS=SLOTS, SPLITS=splits, num_warps=1 if B * H >= 256 else 4,
+        D=D, BD=width, SLOTS=plan.slots, SPLITS=plan.splits, STAGES=plan.stages, num_warps=plan.warps, **launch,
     )  # fmt: skip
-    if splits > 1:
-        combine_kernel[(B * H,)](partial, out, D=D, BD=width, SPLITS=splits, PADDED=_power(splits), num_warps=2)
+    if plan.splits > 1:
+        padded = power(plan.splits)
+        combine_kernel[(B * H,)](partial, out, D=D, BD=width, SPLITS=plan.splits, PADDED=padded, num_warps=2, **launch)
 
 
 def split_count(rows: int, slots: int) -> int:
@@ -108,14 +143,14 @@ def split_count(rows: int, slots: int) -> int:
 
 
 def partial_size(rows: int, slots: int, head_width: int) -> tuple[int, int]:
-    return rows, split_count(rows, slots) * (head_width + 2)
+    return rows, walk(rows, slots).splits * (head_width + 2)
 
 
 def _parts(norm: Norm | None) -> tuple[Any, Any, float]:
     return (None, None, 0.0) if norm is None else (norm.gain, norm.shift, norm.eps)
 
 
-def _kind(norm: Norm | None) -> int:
+def kind_of(norm: Norm | None) -> int:
     """0 none, 1 layer, 2 RMS."""
     return 0 if norm is None else 1 if norm.shift is not None else 2
 
@@ -124,5 +159,5 @@ def _precision(x: Tensor) -> str:
     return "ieee" if x.dtype == torch.float32 else "tf32"
 
 
-def _power(size: int) -> int:
+def power(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())

@@ -7,6 +7,15 @@ LAYER = tl.constexpr(1)
 
 
 @triton.jit
+def after_previous(PDL: tl.constexpr):
+    """Programmatic dependent launch: the next kernel may start now, and this one waits for the previous one's results.
+    What comes before this call must not depend on them."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
 def load_tile(x, rows, B, k, K: tl.constexpr):
     """Rows of a [B, K] matrix at the columns k, zero outside."""
     return tl.load(x + rows[:, None] * K + k[None, :], mask=(rows < B)[:, None] & (k < K)[None, :], other=0.0)
@@ -74,13 +83,14 @@ def row_kernel(
     x, weight, bias, out, gain, shift, eps, residual, residual_gain, residual_shift, residual_eps, B,
     N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, COLUMNS: tl.constexpr,
     NORM: tl.constexpr, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr, RESIDUAL_NORM: tl.constexpr,
-    BIAS: tl.constexpr,
+    BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One row per program: all loads are issued at once."""
     rows = tl.program_id(1) + tl.arange(0, 1)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     k = tl.arange(0, BK)
     matrix = load_tile(weight, columns, N, k, K)
+    after_previous(PDL)
     row, known = load_complete(x, rows, B, K, BK)
     if NORM:
         mean, scale = deviation(row, known, eps, K, NORM)
@@ -97,22 +107,32 @@ def rows_kernel(
     x, weight, bias, out, gain, shift, eps, residual, residual_gain, residual_shift, residual_eps, B,
     N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, COLUMNS: tl.constexpr,
     NORM: tl.constexpr, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr, RESIDUAL_NORM: tl.constexpr,
-    BIAS: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr,
+    BIAS: tl.constexpr, PDL: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Several rows per program, which share each loaded weight."""
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    k = tl.arange(0, INNER)
+    if INNER >= K:
+        matrix = load_tile(weight, columns, N, k, K)
+    after_previous(PDL)
     if NORM:
         row, known = load_complete(x, rows, B, K, BK)
         mean, scale = deviation(row, known, eps, K, NORM)
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for k0 in range(0, K, INNER):
-        k = k0 + tl.arange(0, INNER)
+    if INNER >= K:
         tile = load_tile(x, rows, B, k, K)
-        matrix = load_tile(weight, columns, N, k, K)
         if NORM:
             tile = normed(tile.to(tl.float32), mean, scale, gain, shift, k, k < K, NORM).to(matrix.dtype)
         acc = tl.dot(tile, tl.trans(matrix), acc, input_precision=PRECISION)
+    else:
+        for k0 in range(0, K, INNER):
+            at = k0 + k
+            tile = load_tile(x, rows, B, at, K)
+            matrix = load_tile(weight, columns, N, at, K)
+            if NORM:
+                tile = normed(tile.to(tl.float32), mean, scale, gain, shift, at, at < K, NORM).to(matrix.dtype)
+            acc = tl.dot(tile, tl.trans(matrix), acc, input_precision=PRECISION)
     finish(
         acc, rows, columns, bias, out, residual, residual_gain, residual_shift, residual_eps, B,
         N, BN, ACTIVATION, RESIDUAL, RESIDUAL_NORM, BIAS,
@@ -122,8 +142,12 @@ def rows_kernel(
 @triton.jit(do_not_specialize=["S", "C"])
 def rolling_kernel(
     qkv, keys, values, distance, u, w, written, partial, out, H, S, C, stride_dh, stride_dc, stride_w, scale,
-    D: tl.constexpr, BD: tl.constexpr, SLOTS: tl.constexpr, SPLITS: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, SLOTS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    """The older slots are walked from the largest distance to 1, so the order of a sum does not depend on the slot.
+    Each row of a tile has its own running softmax; rows are combined once at the end."""
+    after_previous(PDL)
     bh = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     b, h = bh // H, bh % H
@@ -134,53 +158,65 @@ def rolling_kernel(
     known = columns < D
     row = qkv + b * 3 * H * D + h * D + columns
     q = tl.load(row, mask=known, other=0.0).to(tl.float32)
-    new_key = tl.load(row + H * D, mask=known, other=0.0)
-    new_value = tl.load(row + 2 * H * D, mask=known, other=0.0)
-    qu = q + tl.load(u + h * D + columns, mask=known, other=0.0).to(tl.float32)
-    qw = q + tl.load(w + h * D + columns, mask=known, other=0.0).to(tl.float32)
+    qu = (q + tl.load(u + h * D + columns, mask=known, other=0.0).to(tl.float32)) * scale
+    qw = (q + tl.load(w + h * D + columns, mask=known, other=0.0).to(tl.float32)) * scale
 
-    acc = tl.zeros([BD], tl.float32)
-    top = float("-inf")
-    total = 0.0
-    blocks = tl.cdiv(S, SLOTS)
-    for block in range(split * blocks // SPLITS, (split + 1) * blocks // SPLITS):
-        s = block * SLOTS + tl.arange(0, SLOTS)
-        away = slot - s
-        away = tl.where(away < 0, away + S, away)
-        seen = (s < S) & (away < filled)
-        newest = (s == slot)[:, None]
+    acc = tl.zeros([SLOTS, BD], tl.float32)
+    top = tl.full([SLOTS], float("-inf"), tl.float32)
+    total = tl.zeros([SLOTS], tl.float32)
+    blocks = tl.cdiv(S - 1, SLOTS)
+    for block in tl.range(split * blocks // SPLITS, (split + 1) * blocks // SPLITS, num_stages=STAGES):
+        j = block * SLOTS + tl.arange(0, SLOTS)
+        away = S - 1 - j
+        seen = (away > 0) & (away < filled)
         here = seen[:, None] & known[None, :]
-        offsets = bh * S * D + s[:, None] * D + columns[None, :]
-        k = tl.load(keys + offsets, mask=here & ~newest, other=0.0)
-        v = tl.load(values + offsets, mask=here & ~newest, other=0.0)
-        tl.store(keys + offsets, tl.where(newest, new_key[None, :], k), mask=newest & known[None, :])
-        tl.store(values + offsets, tl.where(newest, new_value[None, :], v), mask=newest & known[None, :])
-        k = tl.where(newest, new_key[None, :], k).to(tl.float32)
-        v = tl.where(newest, new_value[None, :], v).to(tl.float32)
+        s = slot + 1 + j
+        s = tl.where(s < S, s, s - S)
+        offsets = (bh * S + s)[:, None] * D + columns[None, :]
+        k = tl.load(keys + offsets, mask=here, other=0.0).to(tl.float32)
+        v = tl.load(values + offsets, mask=here, other=0.0).to(tl.float32)
         # Columns of the table descend to distance 0; distances beyond it use the first column.
         r_row = C - 1 - tl.minimum(away, C - 1)
         r = tl.load(distance + h * stride_dh + r_row[:, None] * stride_dc + columns[None, :], mask=here, other=0.0)
-        scores = (tl.sum(k * qu[None, :], 1) + tl.sum(r.to(tl.float32) * qw[None, :], 1)) * scale
+        scores = tl.sum(k * qu[None, :] + r.to(tl.float32) * qw[None, :], 1)
         scores = tl.where(seen, scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, 0))
+        new_top = tl.maximum(top, scores)
         floor = tl.where(new_top == float("-inf"), 0.0, new_top)
         weights = tl.exp(scores - floor)
         shrink = tl.exp(top - floor)
-        total = total * shrink + tl.sum(weights, 0)
-        acc = acc * shrink + tl.sum(weights[:, None] * v, 0)
+        total = total * shrink + weights
+        acc = acc * shrink[:, None] + weights[:, None] * v
         top = new_top
+    largest = tl.max(top, 0)
+    share = tl.exp(top - tl.where(largest == float("-inf"), 0.0, largest))
+    result, whole = tl.sum(acc * share[:, None], 0), tl.sum(total * share, 0)
+    if split == SPLITS - 1:
+        # The newest token, whose key and value are not in their slot yet.
+        new_key = tl.load(row + H * D, mask=known, other=0.0)
+        new_value = tl.load(row + 2 * H * D, mask=known, other=0.0)
+        tl.store(keys + (bh * S + slot) * D + columns, new_key, mask=known)
+        tl.store(values + (bh * S + slot) * D + columns, new_value, mask=known)
+        near = tl.load(distance + h * stride_dh + (C - 1) * stride_dc + columns, mask=known, other=0.0)
+        score = tl.sum(new_key.to(tl.float32) * qu + near.to(tl.float32) * qw, 0)
+        highest = tl.maximum(largest, score)
+        result = result * tl.exp(largest - highest) + new_value.to(tl.float32) * tl.exp(score - highest)
+        whole = whole * tl.exp(largest - highest) + tl.exp(score - highest)
+        largest = highest
     if SPLITS == 1:
-        tl.store(out + bh * D + columns, (acc / total).to(out.dtype.element_ty), mask=known)
+        tl.store(out + bh * D + columns, (result / whole).to(out.dtype.element_ty), mask=known)
     else:
         scratch = partial + (bh * SPLITS + split) * (D + 2)
-        tl.store(scratch + columns, acc, mask=known)
-        tl.store(scratch + D, top)
-        tl.store(scratch + D + 1, total)
+        tl.store(scratch + columns, result, mask=known)
+        tl.store(scratch + D, largest)
+        tl.store(scratch + D + 1, whole)
 
 
 @triton.jit
-def combine_kernel(partial, out, D: tl.constexpr, BD: tl.constexpr, SPLITS: tl.constexpr, PADDED: tl.constexpr):
+def combine_kernel(
+    partial, out, D: tl.constexpr, BD: tl.constexpr, SPLITS: tl.constexpr, PADDED: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
     """Combine parts of a softmax that have different largest scores."""
+    after_previous(PDL)
     bh = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BD)
     known = columns < D

@@ -34,7 +34,10 @@ def serve(
         typer.Option("--sessions", metavar="FOLDER", help="Folder of saved and idle sessions. Default: in the cache."),
     ] = None,
     rows: Annotated[int, typer.Option("--rows", help="Streams that are decoded at the same time.")] = 32,
-    width: Annotated[int, typer.Option("--width", help="Rows per batch. Outputs depend on it by rounding.")] = 16,
+    width: Annotated[
+        int | None,
+        typer.Option("--width", help="Rows per batch; outputs depend on it by rounding. Default: 16, on a GPU 32."),
+    ] = None,
     queue: Annotated[int, typer.Option("--queue", help="Streams that may wait for a row.")] = 64,
     grace: Annotated[
         float, typer.Option("--grace", help="Seconds for running requests to finish after SIGTERM.")

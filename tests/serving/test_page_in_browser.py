@@ -329,7 +329,7 @@ def test_measure_a_dropped_text(
 ) -> None:
     monkeypatch.setattr(routes, "MEMORIES", (0, 64))
     page = open_page("measure")
-    content = SHORT * 3 + "Zq#xv kkw!! 0xFF9 zzzyx qqpwx vvkzz jjxqz " + SHORT * 3
+    content = SHORT * 3 + "Zq#xv kkw!! 0xFF9 zzzyx qqpwx vvkzz jjxqz\r\n" + SHORT * 3
     page.evaluate(
         """content => {
             const data = new DataTransfer();

@@ -206,7 +206,7 @@ def test_names_reach_no_file(client: TestClient, folder: Path) -> None:
         f"{real}.saved",
         "/etc/passwd",
     ]
-    names += ["".join(source.choices(parts, k=source.randrange(1, 6))) for _ in range(1000 if TORTURE else 40)]
+    names += ["".join(source.choices(parts, k=source.randrange(1, 6))) for _ in range(5000 if TORTURE else 40)]
     for name in names:
         if name == real:
             continue

@@ -11,6 +11,7 @@ function headers(body) {
 
 function askForKey() {
   const dialog = document.getElementById("key-dialog");
+  document.getElementById("key-wrong").hidden = !sessionStorage.getItem(KEY);
   return new Promise((resolve) => {
     dialog.addEventListener("close", () => {
       sessionStorage.setItem(KEY, document.getElementById("key").value.trim());

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from longspan.decoding.sampling import most_likely
 from longspan.errors import ConfigError
 from longspan.shapes import Float, Int, Tensor
 
@@ -171,10 +172,6 @@ def _drawn(below: Float[Tensor, "B V"], plan: Plan) -> Int[Tensor, "B 1"]:
     """Tokens of the distribution; `below` are logits with the largest at 0, so that no quotient overflows."""
     chance = (below.double() / torch.where(plan.temperature > 0, plan.temperature, 1.0)).softmax(-1)
     if plan.truncated:
-        ordered, order = chance.sort(dim=-1, descending=True, stable=True)
-        # A token is dropped if the tokens before it already sum to top_p.
-        dropped = ordered.cumsum(-1) - ordered >= plan.top_p
-        dropped[..., 0] = False
-        chance = chance.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), 0.0)
+        chance = most_likely(chance, plan.top_p)
     total = chance.cumsum(-1)
     return (total <= plan.uniform * total[:, -1:]).sum(-1, keepdim=True).clamp(max=below.shape[1] - 1)

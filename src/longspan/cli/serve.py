@@ -97,5 +97,7 @@ def _api_key(path: Path | None) -> str | None:
         return os.environ.get("LONGSPAN_API_KEY") or None
     try:
         return path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--api-key-file {path} cannot be read: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"--api-key-file {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--api-key-file {path} is not ASCII; write a key of at least 16 characters") from None

@@ -51,6 +51,10 @@ class Engine:
         self._add_batch(first)
         self.ahead = self.steps[0].ahead and first.can_undo
         """Launch a step before the tokens of the last one were read. Streams that have ended are stepped back."""
+        while (
+            self.ahead and len(self.batches) * self.width < rows
+        ):  # later, the capture of its graphs would hold up others
+            self._add_batch(open_slots(text.model, self.width))
         self.flying: dict[int, _Step] = {}
         self.waiting: deque[Work] = deque()
         self.reading: deque[Work] = deque()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from longspan.cli.options import DeviceName, DtypeName, Threads, machine, note, note_bundled
-from longspan.errors import ConfigError
+from longspan.errors import ConfigError, counted
 
 if TYPE_CHECKING:
     from longspan.text_model import TextModel
@@ -74,7 +74,10 @@ def serve(
         note_bundled(models[0] if models else None)
         note(f"serving {', '.join(texts)} at {address} (Ctrl-C stops)")
 
-    run(texts, settings, announce)
+    def stopping(streams: int) -> None:
+        note(f"stopping: {counted(streams, 'stream')} may run for {grace:g} s more; Ctrl-C again stops now")
+
+    run(texts, settings, announce, stopping)
 
 
 def _load(models: list[Path], device: str, dtype: str) -> "dict[str, TextModel]":

@@ -19,6 +19,7 @@ from longspan.serving.settings import Settings
 from longspan.text_model import TextModel
 from tests.serving.conftest import BASE
 from tests.serving.test_sessions import create, leave_early, post, table, turn
+from tests.type_checker import unchecked
 
 TORTURE = bool(os.environ.get("LONGSPAN_TORTURE"))
 
@@ -26,7 +27,8 @@ TORTURE = bool(os.environ.get("LONGSPAN_TORTURE"))
 @pytest.fixture
 def busy(text: TextModel, tmp_path: Path) -> Iterator[TestClient]:
     settings = Settings(width=8, rows=24, queue=200, state_folder=tmp_path, max_sessions=300, max_tokens=1000)
-    with TestClient(create_app({"tiny": text}, settings), base_url=BASE) as made:
+    # The checks of annotations need a little more memory with every call.
+    with unchecked(), TestClient(create_app({"tiny": text}, settings), base_url=BASE) as made:
         yield made
 
 

@@ -198,6 +198,22 @@ def test_write_gives_what_the_model_gives(open_page: Open, text: TextModel) -> N
     write(page, "the harbour ", 24)
     idle(page)
     assert written(page) == "the harbour " + text.generate("the harbour ", 24, temperature=0)
+    # Two moments of one session, saved: the first is loaded and continues as it did.
+    page.click("#write-save")
+    page.get_by_text("Saved with its sessions.").wait_for()
+    page.fill("#write-count", "5")
+    for _ in range(2):
+        page.click("#write-go")
+        idle(page)
+    page.click("#write-save")
+    page.get_by_text("Saved with its sessions.").wait_for()
+    page.select_option("#write-saved", "1")
+    page.click("#write-load")
+    until(page, f"document.getElementById('write-text').textContent.length === {len('the harbour ') + 24}")
+    page.click("#write-go")
+    idle(page)
+    assert written(page) == "the harbour " + text.generate("the harbour ", 29, temperature=0)
+    page.fill("#write-count", "24")
     # An edit continues from there: the text after it is that of the edited text.
     page.click("#write-edit")
     page.fill("#write-edited", "the harp")

@@ -117,11 +117,12 @@ export class Write {
   }
 
   async generate(node) {
-    node.busy = true;
+    Object.assign(node, { busy: true, stopping: false });
     this.showTree();
     const tree = this.root;
     try {
       const session = await this.session(node);
+      if (node.stopping) return; // while its text was read
       const body = { max_tokens: Number($("write-count").value), temperature: Number($("write-temperature").value), logprobs: 5 };
       let ready = "";
       for await (const event of events(`/v1/sessions/${session}/continue`, body)) {
@@ -134,6 +135,8 @@ export class Write {
         if (node.items.length % 20 === 1 && tree === this.root) this.showTree();
       }
       if (ready) this.add(node, { text: ready, bits: 0 });
+    } catch (error) {
+      if (error.code !== "stopped") throw error; // in the queue
     } finally {
       node.busy = false;
       if (tree !== this.root) this.drop([node.session]); // a new text was started meanwhile
@@ -170,8 +173,9 @@ export class Write {
   }
 
   async stop() {
-    const busy = (this.root?.nodes ?? []).filter((node) => node.busy && node.session);
-    await Promise.all(busy.map((node) => post(`/v1/sessions/${node.session}/stop`).catch(() => {})));
+    const busy = (this.root?.nodes ?? []).filter((node) => node.busy);
+    for (const node of busy) node.stopping = true;
+    await Promise.all(busy.filter((node) => node.session).map((node) => post(`/v1/sessions/${node.session}/stop`).catch(() => {})));
   }
 
   edit(open) {
@@ -215,13 +219,10 @@ export class Write {
     const nodes = this.root.nodes.filter((node) => node.session);
     const copies = new Map();
     for (const { session } of nodes) {
-      try {
-        const { id } = await post(`/v1/sessions/${session}/fork`);
-        copies.set(session, id);
-        await post(`/v1/sessions/${id}/save`);
-      } catch {
-        break;
-      }
+      const copy = await post(`/v1/sessions/${session}/fork`).catch(() => null);
+      const kept = copy && await post(`/v1/sessions/${copy.id}/save`).catch(() => null);
+      if (kept) copies.set(session, copy.id);
+      else this.drop([copy?.id]);
     }
     const when = new Date().toLocaleString("en", { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
     const entry = { name: `${plain(this.node.wholeText).slice(0, 24)}… ${when}`, model: this.app.model.id, at: this.node.path.map((one) => one.parent?.children.indexOf(one) ?? 0), tree: this.root.store(copies) };

@@ -51,9 +51,8 @@ class Engine:
         self._add_batch(first)
         self.ahead = self.steps[0].ahead and first.can_undo
         """Launch a step before the tokens of the last one were read. Streams that have ended are stepped back."""
-        while (
-            self.ahead and len(self.batches) * self.width < rows
-        ):  # later, the capture of its graphs would hold up others
+        # All batches with CUDA graphs are opened now: a capture would hold up the streams.
+        while self.ahead and len(self.batches) * self.width < rows:
             self._add_batch(open_slots(text.model, self.width))
         self.flying: dict[int, _Step] = {}
         self.waiting: deque[Work] = deque()

@@ -446,6 +446,7 @@ def test_a_key_is_asked_for(open_page: Open, text: TextModel, problems: list[str
 )
 def test_every_tab_fits_is_reached_by_keyboard_and_is_accessible(open_page: Open, width: int, scheme: str) -> None:
     page = open_page("write", width=width, scheme=scheme)
+    page.locator("#write-text .t:not(.given)").first.wait_for()
     page.click("#write-stop")
     idle(page)
     page.locator("#write-text .t:not(.given)").first.click()

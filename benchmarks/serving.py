@@ -1,7 +1,7 @@
 """Throughput and latency of the server's engine against the bare decoder.
 
     python benchmarks/serving.py --out benchmarks/results/DATE-cpu-serving.json
-    python benchmarks/serving.py --device cuda --width 32 --no-http   # an H200 without the packages of the server
+    python benchmarks/serving.py --device cuda --no-http   # a GPU, without the packages of the server
 
 The bare decoder generates with 32 rows that all start and end together, and samples as `generate` does. The engine has
 32 streams of the same lengths. Both have a full memory, and their rounds alternate, so that a busy machine slows both.
@@ -34,9 +34,11 @@ def main() -> None:
     parser.add_argument("--model", default=None, help="default: the bundled model")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--width", type=int, default=16)
+    parser.add_argument("--width", type=int, default=None, help="rows per batch; default: that of the server")
     parser.add_argument("--streams", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=12, help="tokens per stream and round")
+    parser.add_argument(
+        "--steps", type=int, default=None, help="tokens per stream and round; default: 12, on a GPU 300"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sessions", default="1,8,32,64")
     parser.add_argument("--tokens", type=int, default=24, help="tokens per session for latencies")
@@ -46,18 +48,29 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     text = longspan.load(args.model, device=args.device, dtype=args.dtype)
+    args.steps = args.steps or (300 if text.device.type == "cuda" else 12)
     found: dict[str, Any] = {
         "machine": machine(text),
         "model": args.model or "bundled",
-        "width": args.width,
         "throughput": throughput(text, args),
         "latency_engine": [latency(text, int(n), args) for n in args.sessions.split(",")],
     }
     if not args.no_http:
         found["latency_http"] = [asyncio.run(latency_http(text, int(n), args)) for n in args.sessions.split(",")]
-    print(json.dumps(found, indent=1))
+    show(found)
     if args.out:
         args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def show(found: dict[str, Any]) -> None:
+    print(found["machine"])
+    print(found["throughput"])
+    for name in ("latency_engine", "latency_http"):
+        print(f"{name.replace('_', ' ')}, ms: sessions, first token (median, max), per token (median, max), tokens/s")
+        for row in found.get(name, []):
+            first, each = row["first_token_ms"], row["per_token_ms"]
+            cells = (first["median"], first["max"], each["median"], each["max"], row["tokens_per_second"])
+            print(f"{row['sessions']:4d}" + "".join(f"{cell:11.2f}" for cell in cells))
 
 
 def machine(text: TextModel) -> dict[str, Any]:
@@ -76,13 +89,19 @@ def full_prompt(text: TextModel) -> list[int]:
 def throughput(text: TextModel, args: argparse.Namespace) -> dict[str, Any]:
     """Tokens per second of both, in rounds that alternate."""
     bare, engine = Bare(text, args.streams), Loaded(text, args)
-    pairs = [(bare.round(args.steps), engine.round(args.steps)) for _ in range(args.rounds + 1)][1:]
-    speeds = [[args.streams * args.steps / seconds for seconds in pair] for pair in pairs]
-    ratios = [own / plain for plain, own in speeds]
+    rounds = [
+        (bare.round(args.steps), engine.round(args.steps), bare.round(args.steps, read=False))
+        for _ in range(args.rounds + 1)
+    ][1:]
+    ratios = [own / plain for plain, own, _ in rounds]
+    plain, own, unread = (round(statistics.median(speeds), 1) for speeds in zip(*rounds, strict=True))
     return {
         "streams": args.streams,
-        "bare_tokens_per_second": round(statistics.median(plain for plain, _ in speeds), 1),
-        "engine_tokens_per_second": round(statistics.median(own for _, own in speeds), 1),
+        "width": engine.engine.width,
+        "ahead": engine.engine.ahead,
+        "bare_tokens_per_second": plain,
+        "bare_without_reading_tokens": unread,
+        "engine_tokens_per_second": own,
         "ratio": round(statistics.median(ratios), 3),
         "ratios": [round(ratio, 3) for ratio in ratios],
     }
@@ -100,12 +119,15 @@ class Bare:
         generator = torch.Generator(text.device).manual_seed(0)
         self.sample = sampler(self.decoder, Sampling(0.8), generator, text.tokenizer.size)
 
-    def round(self, steps: int) -> float:
+    def round(self, steps: int, *, read: bool = True) -> float:
+        """Tokens per second. With `read`, the host waits for the tokens of every step, as `generate` does; without it
+        for those of the last one, which is the limit of the device."""
         began = time.perf_counter()
-        for _ in range(steps):
+        for step in range(steps):
             self.tokens = self.sample(self.tokens)
-            self.tokens.tolist()  # every token is needed on the host
-        return time.perf_counter() - began
+            if read or step == steps - 1:
+                self.tokens.tolist()
+        return len(self.tokens) * steps / (time.perf_counter() - began)
 
 
 class Loaded:
@@ -125,10 +147,11 @@ class Loaded:
             self.text.append(event.text)
 
     def round(self, steps: int) -> float:
-        began = time.perf_counter()
+        """Tokens per second."""
+        began, before = time.perf_counter(), self.engine.statistics.generated_tokens
         for _ in range(steps):
             self.engine.step()
-        return time.perf_counter() - began
+        return (self.engine.statistics.generated_tokens - before) / (time.perf_counter() - began)
 
 
 def latency(text: TextModel, sessions: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -158,7 +181,7 @@ def summary(sessions: int, began: float, times: list[list[float]]) -> dict[str, 
 
 
 def ms(seconds: float) -> float:
-    return round(1000 * seconds, 1)
+    return round(1000 * seconds, 2)
 
 
 async def latency_http(text: TextModel, sessions: int, args: argparse.Namespace) -> dict[str, Any]:

@@ -30,7 +30,8 @@ def capture(work: Callable[[], Any], generator: torch.Generator | None = None) -
     graph = torch.cuda.CUDAGraph()
     if generator is not None:
         graph.register_generator_state(generator)
-    with torch.cuda.graph(graph):
+    # Other threads may use the device meanwhile: a server scores texts while it decodes.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         work()
     return graph
 
@@ -109,7 +110,7 @@ class GraphDecoder(Decoder):
         self.decoder.advance()
 
     def sampler(
-        self, choose: Callable[[Float[Tensor, "B V"]], Int[Tensor, "B"]], generator: torch.Generator, key: Any
+        self, choose: Callable[[Float[Tensor, "B V"]], Int[Tensor, "B"]], generator: torch.Generator | None, key: Any
     ) -> Callable[[Int[Tensor, "B"]], Int[Tensor, "B"]]:
         """From a token to the next: fuses the step and sampling in one graph. Samplers with equal keys share a graph.
         Passing the returned tensor back as `tokens` saves a copy."""

@@ -28,7 +28,8 @@ def test_frequencies(settings: dict[str, float]) -> None:
     width, counts = 50, [0] * 5
     rows = [row(seed, **settings) for seed in range(width)]
     for _ in range(80):
-        for token in choose(LOGITS.expand(width, -1), rows).tolist():
+        for one, token in zip(rows, choose(LOGITS.expand(width, -1), rows).tolist(), strict=True):
+            one.add(token)
             counts[token] += 1
     for count, chance in zip(counts, expected, strict=True):
         assert abs(count - 4000 * chance) <= 5 * math.sqrt(4000 * chance * (1 - chance)), (counts, expected)
@@ -60,10 +61,9 @@ def test_penalties_by_hand() -> None:
 
 
 def test_draws_continue() -> None:
-    draws = Draws(5)
-    first = [draws.next() for _ in range(4)]
-    assert [Draws(5, count).next() for count in range(4)] == first
-    assert len({*first, *(Draws(6, count).next() for count in range(4))}) == 8
+    first = [Draws(5).peek(ahead) for ahead in range(4)]
+    assert [Draws(5, count).peek() for count in range(4)] == first
+    assert len({*first, *(Draws(6, count).peek() for count in range(4))}) == 8
     assert all(0 <= value < 1 for value in first)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from longspan.decoding.choosing import Choosing
+from longspan.decoding.choosing import Choosing, Draws
 from longspan.serving.engine import Closed, Engine, QueueFull
 from longspan.serving.work import Finished, Piece, Work, choice
 from longspan.text_model import TextModel
@@ -89,6 +89,82 @@ def test_output_under_load_equals_output_alone(name: str) -> None:
         if job.number not in cancelled:
             assert job.output == wanted
     assert len(cancelled) < count
+    assert all(not batch.active for batch in engine.batches)
+
+
+def script(number: int) -> list[dict[str, Any]]:
+    """Three turns of a session: some end at a stop string, some with the step before not yet read."""
+    source = random.Random(number)
+    return [
+        {
+            "prompt": [source.randrange(256) for _ in range(source.choice([1, 15, 30]))],
+            "choosing": Choosing(
+                temperature=source.choice([0.0, 0.8, 1.2]),
+                top_p=source.choice([1.0, 0.8]),
+                presence_penalty=0.5 if source.random() < 0.1 else 0.0,
+            ),
+            "stops": ["a", "e"] if source.random() < 0.5 else [],
+            "max_tokens": source.randrange(1, 25),
+            "logprobs": 2 if source.random() < 0.1 else None,
+        }
+        for _ in range(3)
+    ]
+
+
+def play(engine: Engine, numbers: list[int]) -> dict[int, list[Any]]:
+    """Sessions at the same time; every turn continues the stream that the last one returned."""
+    output: dict[int, list[Any]] = {number: [] for number in numbers}
+    turns = {number: iter(script(number)) for number in numbers}
+    events: dict[int, list[Any]] = {number: [] for number in numbers}
+    draws = {number: Draws(number) for number in numbers}
+    last: dict[int, Finished] = {}
+    waiting, source = set(numbers), random.Random(7)
+    while waiting or not engine.idle():
+        for number in [number for number in numbers if number in waiting and source.random() < 0.5]:
+            waiting.remove(number)
+            body = next(turns[number], None)
+            if body is not None:
+                before = last.get(number)
+                prompt = [*([before.pending] if before else []), *body.pop("prompt")]
+                own = choice(events[number].append, draws=draws[number], keep=True, **body)
+                engine.submit(Work(prompt, [own], stream=before.stream if before else None))
+        engine.step()
+        for number, found in events.items():
+            if found and isinstance(found[-1], Finished):
+                last[number] = end = found[-1]
+                assert end.stream is not None
+                output[number] += [(e.token, e.text, e.logprob) for e in found if isinstance(e, Piece)]
+                output[number].append((end.reason, end.pending, end.held, end.stream.read, draws[number].count))
+                found.clear()
+                waiting.add(number)
+    return output
+
+
+FORMS = {
+    "same length": ("transformer-xl", {"memory": 20, "same_length": True}, "cpu"),
+    "convolution": ("longspan-xl", {"memory": 12}, "cpu"),
+    "graph": ("transformer-xl", {"memory": 20, "same_length": True}, "cuda"),
+    "graph with convolution": ("longspan-xl", {"memory": 12}, "cuda"),
+}
+
+
+@pytest.mark.parametrize(
+    "form", [pytest.param(name, marks=[pytest.mark.gpu] if FORMS[name][2] == "cuda" else []) for name in FORMS]
+)
+def test_steps_launched_ahead_change_nothing(form: str) -> None:
+    """The next step is launched before the tokens of the last one are known. Streams that have ended by then return
+    to where they were: tokens, log-probabilities, random numbers, and everything in later turns."""
+    family, reading, device = FORMS[form]
+    text = tiny(3, family, **({"convolution": 3} if "convolution" in form else {}), **reading)
+    text.model.to(device)
+    numbers = list(range(24 if TORTURE else 5))
+    engine = Engine(text, width=4, rows=4)
+    engine.ahead = False
+    expected = {number: play(engine, [number])[number] for number in numbers}
+    engine = Engine(text, width=4, rows=10)
+    assert engine.ahead == (device == "cuda")
+    engine.ahead = True
+    assert play(engine, numbers) == expected
     assert all(not batch.active for batch in engine.batches)
 
 

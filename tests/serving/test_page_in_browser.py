@@ -53,8 +53,8 @@ class Server(uvicorn.Server):
         pass
 
 
-def serve(texts: dict[str, TextModel], folder: Path) -> Iterator[str]:
-    app = create_app(texts, Settings(width=4, rows=4, state_folder=folder))
+def serve(texts: dict[str, TextModel], folder: Path, key: str | None = None) -> Iterator[str]:
+    app = create_app(texts, Settings(width=4, rows=4, state_folder=folder, api_key=key))
     server = Server(uvicorn.Config(app, port=0, log_level="error", lifespan="on"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -102,7 +102,7 @@ def open_page(browser: Any, address: str, problems: list[str]) -> Iterator[Open]
     """Opens a tab of the page."""
     opened = []
 
-    def open_(tab: str, *, width: int = 1280, scheme: str = "light", base: str = address) -> Any:
+    def open_(tab: str, *, width: int = 1280, scheme: str = "light", base: str = address, key: str = "") -> Any:
         context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
         page = context.new_page()
         page.set_default_timeout(90_000)
@@ -113,6 +113,11 @@ def open_page(browser: Any, address: str, problems: list[str]) -> Iterator[Open]
         if base == address:
             page.route("**/static/example.txt", lambda route: route.fulfill(body=SHORT * 3))
         page.goto(f"{base}/#{tab}")
+        for tried in ("wrong", key) if key else ():
+            page.locator("#key-dialog[open]").wait_for()
+            assert page.is_visible("#key-wrong") == (tried == key)
+            page.fill("#key", tried)
+            page.keyboard.press("Enter")
         page.locator("body[data-ready]").wait_for()
         opened.append(context)
         return page
@@ -193,6 +198,26 @@ def test_write_gives_what_the_model_gives(open_page: Open, text: TextModel) -> N
     write(page, "the harbour ", 24)
     idle(page)
     assert written(page) == "the harbour " + text.generate("the harbour ", 24, temperature=0)
+    # Two moments of one session, saved: the first is loaded and continues with the same bytes.
+    page.click("#write-save")
+    page.get_by_text("Saved with its sessions.").wait_for()
+    page.fill("#write-count", "9")
+    page.fill("#write-temperature", "1.5")
+    page.click("#write-go")
+    idle(page)
+    once = written(page)
+    page.click("#write-go")
+    idle(page)
+    page.click("#write-save")
+    page.get_by_text("Saved with its sessions.").wait_for()
+    page.select_option("#write-saved", "1")
+    page.click("#write-load")
+    until(page, f"document.getElementById('write-text').textContent.length === {len('the harbour ') + 24}")
+    page.click("#write-go")
+    idle(page)
+    assert written(page) == once
+    page.fill("#write-temperature", "0")
+    page.fill("#write-count", "24")
     # An edit continues from there: the text after it is that of the edited text.
     page.click("#write-edit")
     page.fill("#write-edited", "the harp")
@@ -329,7 +354,7 @@ def test_measure_a_dropped_text(
 ) -> None:
     monkeypatch.setattr(routes, "MEMORIES", (0, 64))
     page = open_page("measure")
-    content = SHORT * 3 + "Zq#xv kkw!! 0xFF9 zzzyx qqpwx vvkzz jjxqz " + SHORT * 3
+    content = SHORT * 3 + "Zq#xv kkw!! 0xFF9 zzzyx qqpwx vvkzz jjxqz\r\n" + SHORT * 3
     page.evaluate(
         """content => {
             const data = new DataTransfer();
@@ -395,6 +420,21 @@ def test_errors_are_shown_and_go_away(open_page: Open, problems: list[str]) -> N
     assert page.get_by_role("alert").count() == 0
 
 
+def test_a_key_is_asked_for(open_page: Open, text: TextModel, problems: list[str], tmp_path: Path) -> None:
+    """Again if it is wrong. It stays in this tab: the sessions of the page use it too."""
+    for address in serve({"tiny": text}, tmp_path, "0123456789abcdef"):
+        page = open_page("write", base=address, key="0123456789abcdef")
+        page.locator("#write-text .t:not(.given)").nth(3).wait_for()
+        page.click("#write-stop")
+        idle(page)
+        page.reload()
+        page.locator("body[data-ready]").wait_for()
+        assert not page.is_visible("#key-dialog")
+        page.context.close()  # while the server can still forget its sessions
+    assert [("401" in problem) for problem in problems] == [True, True]  # without a key, and with the wrong one
+    problems.clear()
+
+
 @pytest.mark.parametrize(
     ("width", "scheme"),
     [
@@ -406,6 +446,7 @@ def test_errors_are_shown_and_go_away(open_page: Open, problems: list[str]) -> N
 )
 def test_every_tab_fits_is_reached_by_keyboard_and_is_accessible(open_page: Open, width: int, scheme: str) -> None:
     page = open_page("write", width=width, scheme=scheme)
+    page.locator("#write-text .t:not(.given)").first.wait_for()
     page.click("#write-stop")
     idle(page)
     page.locator("#write-text .t:not(.given)").first.click()

@@ -149,7 +149,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from longspan.cli.main import run
-limits = ["--width", "2", "--rows", "2", "--grace", "0.2"]
+limits = ["--width", "2", "--rows", "2", "--grace", "300"]
 sys.exit(run(["serve", sys.argv[1], "--port", "0", "--sessions", sys.argv[2], *limits]))
 """
 
@@ -180,7 +180,8 @@ class Process:
 
 
 def test_sigterm_and_sigkill(tmp_path: Path) -> None:
-    """SIGTERM in mid-stream: the stream ends, the session is saved, the exit code is 0. SIGKILL in mid-stream: what was
+    """SIGTERM in mid-stream, and a second signal that does not wait: the stream ends, the session is saved, the exit
+    code is 0, and there is no traceback. SIGKILL in mid-stream: what was
     saved is there. The bytes after each are those of a session that was never interrupted."""
     model, folder = tmp_path / "model", tmp_path / "sessions"
     tiny().save(model)
@@ -192,12 +193,16 @@ def test_sigterm_and_sigkill(tmp_path: Path) -> None:
         lines = answer.iter_lines()
         chunks = [next(lines) for _ in range(6)]
         first.process.send_signal(signal.SIGTERM)
+        assert first.process.stderr is not None
+        assert "stopping: 1 stream may run for 300 s more" in first.process.stderr.readline()
+        first.process.send_signal(signal.SIGINT)
         chunks += list(lines)
     data = [json.loads(line[6:]) for line in chunks if line.startswith("data: {")]
     text = "".join(one["choices"][0]["text"] for one in data)
     assert data[-1]["choices"][0]["finish_reason"] == "length"
     assert "data: [DONE]" in chunks
     assert first.process.wait(30) == 0
+    assert "Traceback" not in first.process.stderr.read()
 
     second = Process(model, folder)
     tokens = second.post(f"/v1/sessions/{name}/save")["tokens"] - len("never ends")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from longspan.cli.options import DeviceName, DtypeName, Threads, machine, note, note_bundled
-from longspan.errors import ConfigError
+from longspan.errors import ConfigError, counted
 
 if TYPE_CHECKING:
     from longspan.text_model import TextModel
@@ -34,7 +34,10 @@ def serve(
         typer.Option("--sessions", metavar="FOLDER", help="Folder of saved and idle sessions. Default: in the cache."),
     ] = None,
     rows: Annotated[int, typer.Option("--rows", help="Streams that are decoded at the same time.")] = 32,
-    width: Annotated[int, typer.Option("--width", help="Rows per batch. Outputs depend on it by rounding.")] = 16,
+    width: Annotated[
+        int | None,
+        typer.Option("--width", help="Rows per batch; outputs depend on it by rounding. Default: 16, on a GPU 32."),
+    ] = None,
     queue: Annotated[int, typer.Option("--queue", help="Streams that may wait for a row.")] = 64,
     grace: Annotated[
         float, typer.Option("--grace", help="Seconds for running requests to finish after SIGTERM.")
@@ -71,7 +74,10 @@ def serve(
         note_bundled(models[0] if models else None)
         note(f"serving {', '.join(texts)} at {address} (Ctrl-C stops)")
 
-    run(texts, settings, announce)
+    def stopping(streams: int) -> None:
+        note(f"stopping: {counted(streams, 'stream')} may run for {grace:g} s more; Ctrl-C again stops now")
+
+    run(texts, settings, announce, stopping)
 
 
 def _load(models: list[Path], device: str, dtype: str) -> "dict[str, TextModel]":
@@ -94,5 +100,7 @@ def _api_key(path: Path | None) -> str | None:
         return os.environ.get("LONGSPAN_API_KEY") or None
     try:
         return path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--api-key-file {path} cannot be read: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"--api-key-file {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--api-key-file {path} is not ASCII; write a key of at least 16 characters") from None

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from longspan.decoding.sampling import most_likely
 from longspan.errors import ConfigError
 from longspan.shapes import Float, Int, Tensor
 
@@ -19,10 +20,9 @@ class Draws:
     seed: int
     count: int = 0
 
-    def next(self) -> float:
-        """The next number, 0 <= u < 1, with 52 bits."""
-        message = b"longspan draws %d %d" % (self.seed, self.count)
-        self.count += 1
+    def peek(self, ahead: int = 0) -> float:
+        """Number `count + ahead`, 0 <= u < 1, with 52 bits."""
+        message = b"longspan draws %d %d" % (self.seed, self.count + ahead)
         return (int.from_bytes(hashlib.blake2b(message, digest_size=8).digest(), "little") >> 12) * 2.0**-52
 
 
@@ -60,6 +60,12 @@ class ChoosingRow:
     choosing: Choosing
     draws: Draws
     counts: dict[int, int] = field(default_factory=dict)
+    has_offsets: bool = field(init=False)
+    """Whether anything is ever added to the logits."""
+
+    def __post_init__(self) -> None:
+        one = self.choosing
+        self.has_offsets = bool(one.bias or one.presence_penalty or one.frequency_penalty)
 
     def offsets(self) -> dict[int, float]:
         """What is added to the logits."""
@@ -71,6 +77,8 @@ class ChoosingRow:
         return found
 
     def add(self, token: int) -> None:
+        """A token was generated: its random number is used up, and penalties count it."""
+        self.draws.count += self.choosing.temperature > 0
         if self.choosing.presence_penalty or self.choosing.frequency_penalty:
             self.counts[token] = self.counts.get(token, 0) + 1
 
@@ -91,25 +99,50 @@ class Plan(NamedTuple):
     """Some row has a top_p below 1."""
 
 
-def plan(rows: Sequence[ChoosingRow | None], device: torch.device) -> Plan:
-    """Draws one random number for every row that is sampled. Rows that are None draw nothing."""
-    values, offsets = [], []
+def values_of(
+    rows: Sequence[ChoosingRow | None], ahead: Sequence[int] | None = None
+) -> list[tuple[float, float, float]]:
+    """Random number, temperature and top_p of every row. `ahead[i]` tokens of row i were sampled before, but are not
+    known to the row yet. Rows that are None get the token with the largest logit."""
+    found = []
     for index, row in enumerate(rows):
         if row is None:
-            values.append((0.0, 0.0, math.inf))
+            found.append((0.0, 0.0, math.inf))
             continue
         one = row.choosing
-        uniform = row.draws.next() if one.temperature > 0 else 0.0
-        values.append((uniform, one.temperature, one.top_p if one.top_p < 1 else math.inf))
-        offsets += [(index, token, value) for token, value in row.offsets().items()]
+        uniform = row.draws.peek(ahead[index] if ahead else 0) if one.temperature > 0 else 0.0
+        found.append((uniform, one.temperature, one.top_p if one.top_p < 1 else math.inf))
+    return found
+
+
+def plan(rows: Sequence[ChoosingRow | None], device: torch.device, ahead: Sequence[int] | None = None) -> Plan:
+    """The plan of one step. It changes no row: `ChoosingRow.add` does, when the token is known."""
+    values = values_of(rows, ahead)
     packed = to_device(values, device, torch.float64)
+    offsets = [
+        (index, token, value)
+        for index, row in enumerate(rows)
+        if row is not None and row.has_offsets
+        for token, value in row.offsets().items()
+    ]
     added = None
     if offsets:
         places, tokens, amounts = zip(*offsets, strict=True)
         added = (to_device(places, device), to_device(tokens, device), to_device(amounts, device))
-    uniforms, temperatures, limits = (packed[:, i : i + 1] for i in range(3))
     sampled = any(temperature > 0 for _, temperature, _ in values)
-    return Plan(uniforms, temperatures, limits, added, sampled, any(limit < 1 for _, _, limit in values))
+    return plan_of(packed, added, sampled=sampled, truncated=any(limit < 1 for _, _, limit in values))
+
+
+def plan_of(
+    values: Float[Tensor, "B 3"],
+    offsets: tuple[Tensor, Tensor, Tensor] | None = None,
+    *,
+    sampled: bool = True,
+    truncated: bool = True,
+) -> Plan:
+    """A plan from the values of `values_of` on the device."""
+    uniforms, temperatures, limits = (values[:, i : i + 1] for i in range(3))
+    return Plan(uniforms, temperatures, limits, offsets, sampled, truncated)
 
 
 def to_device(values: Sequence[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
@@ -139,10 +172,6 @@ def _drawn(below: Float[Tensor, "B V"], plan: Plan) -> Int[Tensor, "B 1"]:
     """Tokens of the distribution; `below` are logits with the largest at 0, so that no quotient overflows."""
     chance = (below.double() / torch.where(plan.temperature > 0, plan.temperature, 1.0)).softmax(-1)
     if plan.truncated:
-        ordered, order = chance.sort(dim=-1, descending=True, stable=True)
-        # A token is dropped if the tokens before it already sum to top_p.
-        dropped = ordered.cumsum(-1) - ordered >= plan.top_p
-        dropped[..., 0] = False
-        chance = chance.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), 0.0)
+        chance = most_likely(chance, plan.top_p)
     total = chance.cumsum(-1)
     return (total <= plan.uniform * total[:, -1:]).sum(-1, keepdim=True).clamp(max=below.shape[1] - 1)

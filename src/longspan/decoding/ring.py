@@ -25,8 +25,8 @@ KEYS = 64
 
 
 class RingRows:
-    """Rows of a rolling decoder that are loaded and read one by one. `read[b]` tokens were read by row b and the last
-    `valid[b]` of them are visible."""
+    """Rows of a rolling decoder that are loaded and read one by one. `read[b]` tokens were read by row b. Those before
+    `first[b]` are not visible, and at most `memory` are."""
 
     memory: int
     size: int
@@ -37,9 +37,11 @@ class RingRows:
     reading: Reading
 
     def __init__(self, model: Any, state: State, layers: Sequence[StepLayer]) -> None:
-        self.read, self.valid = [0] * state.batch, [0] * state.batch
+        self.read, self.first = [0] * state.batch, [0] * state.batch
         super().__init__(model, state, layers, 0)  # type: ignore[call-arg]  # that of a RollingDecoder
         self.device = self.keys[0].device
+        # The input that a convolution forgot last, so that a step can be undone.
+        self.forgotten = [torch.zeros_like(inputs[:, :1]) for inputs in self.inputs]
 
     def load(self, state: State, age: int) -> None:
         """Rows are loaded one at a time by `load_row`."""
@@ -47,8 +49,8 @@ class RingRows:
     def load_row(self, row: int, state: State, read: int) -> None:
         """Copy the only row of a state, which has read `read` tokens."""
         valid = min(int(state.length[0]), self.memory)
-        self.read[row], self.valid[row] = read, valid
-        slots = self._slots(row)
+        self.read[row], self.first[row] = read, read - valid
+        slots = self._slots(read, valid)
         for n, cache in enumerate(state.caches[: len(self.layers)]):
             cached = attention_of(cache)
             for buffer, positions in ((self.keys[n], cached.keys), (self.values[n], cached.values)):
@@ -58,29 +60,46 @@ class RingRows:
                 self.inputs[n][row, self.inputs[n].shape[1] - cache.inputs.shape[1] :] = cache.inputs[0]
 
     def clear_row(self, row: int) -> None:
-        self.read[row] = self.valid[row] = 0
+        self.read[row] = self.first[row] = 0
 
-    def row_state(self, row: int) -> State:
-        """A row as a state of its own, oldest position first."""
-        slots = self._slots(row)
+    def visible(self, row: int, back: int = 0) -> int:
+        return min(self.read[row] - back - self.first[row], self.memory)
+
+    def row_state(self, row: int, back: int = 0) -> State:
+        """A row as a state of its own, oldest position first; with `back` = 1 as it was before the last step.
+
+        That step has overwritten the oldest slot. No later token attends to it, so it is set to zero.
+        """
+        valid = self.visible(row, back)
+        slots = self._slots(self.read[row] - back, valid)
+        lost = bool(back) and valid == self.size
+
+        def positions(buffer: Tensor) -> Tensor:
+            found = buffer[row][None, :, slots]
+            if lost:
+                found[:, :, 0] = 0.0
+            return found
+
         caches: list[Any] = [
-            KeyValueCache(k[row][None, :, slots], v[row][None, :, slots])
-            for k, v in zip(self.keys, self.values, strict=True)
+            KeyValueCache(positions(k), positions(v)) for k, v in zip(self.keys, self.values, strict=True)
         ]
         if self.inputs:
-            both = zip(caches, self.inputs, strict=True)
-            caches = [ConvolutionCache(cache, inputs[row : row + 1].clone()) for cache, inputs in both]
-        length = torch.full((1,), self.valid[row], dtype=torch.int64, device=self.device)
+            both = zip(self.forgotten, self.inputs, strict=True)
+            inputs = [torch.cat([old[row], new[row]])[1 - back : len(new[row]) + 1 - back][None] for old, new in both]
+            caches = [ConvolutionCache(cache, own) for cache, own in zip(caches, inputs, strict=True)]
+        length = torch.full((1,), valid, dtype=torch.int64, device=self.device)
         return State(tuple(caches), length, self.reading, full=True)
+
+    def convolve(self, n: int, layer: StepLayer, x: Any) -> Any:
+        self.forgotten[n].copy_(self.inputs[n][:, :1])
+        return super().convolve(n, layer, x)  # type: ignore[misc]
 
     def advance(self) -> None:
         self.read = [read + 1 for read in self.read]
-        self.valid = [min(valid + 1, self.memory) for valid in self.valid]
 
-    def _slots(self, row: int) -> Int[Tensor, "P"]:
-        """The slots of the valid positions of a row, oldest first."""
-        read = self.read[row]
-        return torch.arange(read - self.valid[row], read, device=self.device) % self.size
+    def _slots(self, read: int, valid: int) -> Int[Tensor, "P"]:
+        """The slots of the last `valid` of `read` tokens, oldest first."""
+        return torch.arange(read - valid, read, device=self.device) % self.size
 
 
 class FusedRingDecoder(RingRows, FusedDecoder):
@@ -93,6 +112,9 @@ class FusedRingDecoder(RingRows, FusedDecoder):
     def load_row(self, row: int, state: State, read: int) -> None:
         super().load_row(row, state, read)
         self.count[row] = read
+
+    def buffers(self) -> list[Tensor]:
+        return [*super().buffers(), *self.forgotten]
 
 
 class RingDecoder(RingRows, RollingDecoder):
@@ -141,7 +163,8 @@ class RingDecoder(RingRows, RollingDecoder):
     def _columns(self, read: Int[Tensor, "B"]) -> dict[int, tuple[Tensor, Tensor | None]]:
         """For each number C of known distances: the column of position scores that every slot needs, and the discount
         of far slots."""
-        read, valid = read[: self.used, None], torch.tensor(self.valid[: self.used], device=self.device)[:, None]
+        read = read[: self.used, None]
+        valid = torch.tensor([self.visible(row) for row in range(self.used)], device=self.device)[:, None]
         longest = max(self.read[: self.used], default=0) + 1
         keys = min(-(-longest // KEYS) * KEYS, self.size) if longest < self.size else self.size
         distance = (read - torch.arange(keys, device=self.device)) % self.size

@@ -102,17 +102,21 @@ class Sampling:
         if 0 < self.top_k < logits.shape[-1]:
             least = logits.topk(self.top_k).values[..., -1:]
             logits = logits.masked_fill(logits < least, -math.inf)
-        if self.top_p < 1:
-            ordered, order = logits.sort(descending=True)
-            chance = ordered.softmax(-1)
-            # A token is dropped if the tokens before it already sum to top_p.
-            dropped = chance.cumsum(-1) - chance >= self.top_p
-            dropped[..., 0] = False
-            logits = logits.masked_fill(dropped.scatter(-1, order, dropped), -math.inf)
         chance = logits.softmax(-1)
+        if self.top_p < 1:
+            chance = most_likely(chance, self.top_p)
         if self.min_p > 0:
             chance = chance.masked_fill(chance < self.min_p * chance.amax(-1, keepdim=True), 0.0)
         return (chance / chance.sum(-1, keepdim=True)).float()
+
+
+def most_likely(chance: Float[Tensor, "B V"], top_p: float | Float[Tensor, "B 1"]) -> Float[Tensor, "B V"]:
+    """The probabilities of the fewest tokens that sum to `top_p`, most likely first, and 0 for the others."""
+    ordered, order = chance.sort(dim=-1, descending=True, stable=True)
+    # A token is dropped if the tokens before it already sum to top_p.
+    dropped = ordered.cumsum(-1) - ordered >= top_p
+    dropped[..., 0] = False
+    return chance.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), 0.0)
 
 
 def sampler(

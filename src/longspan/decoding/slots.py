@@ -46,6 +46,9 @@ class Stream:
 class Slots(ABC):
     """A batch of `width` slots of one model."""
 
+    can_undo = False
+    """Whether `stream` can return a stream as it was before the last step."""
+
     def __init__(self, model: LanguageModel, reading: Reading, width: int) -> None:
         self.model, self.reading, self.width = model, reading, width
         self.device = next(model.parameters()).device
@@ -107,8 +110,8 @@ class Slots(ABC):
     def load(self, slot: int, stream: Stream) -> None: ...
 
     @abstractmethod
-    def stream(self, slot: int) -> Stream:
-        """The stream in a slot as it is now."""
+    def stream(self, slot: int, back: int = 0) -> Stream:
+        """The stream in a slot as it is now, or as it was before the last step (`back` = 1, if `can_undo`)."""
 
     @abstractmethod
     def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
@@ -118,6 +121,7 @@ class Slots(ABC):
 class RingSlots(Slots):
     """Slots in a rolling KV cache, for layers of four-term attention."""
 
+    can_undo = True
     decoder: RingDecoder | FusedRingDecoder
 
     def __init__(self, model: LanguageModel, reading: Reading, width: int) -> None:
@@ -135,8 +139,8 @@ class RingSlots(Slots):
     def load(self, slot: int, stream: Stream) -> None:
         self.decoder.load_row(slot, stream.state, stream.read)
 
-    def stream(self, slot: int) -> Stream:
-        return Stream(self.decoder.row_state(slot), self.decoder.read[slot])
+    def stream(self, slot: int, back: int = 0) -> Stream:
+        return Stream(self.decoder.row_state(slot, back), self.decoder.read[slot] - back)
 
     def changed(self) -> None:
         if isinstance(self.decoder, RingDecoder):
@@ -144,9 +148,13 @@ class RingSlots(Slots):
             self.decoder.used = max(taken, default=-1) + 1
 
     def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
-        for slot in self.free:
-            self.decoder.clear_row(slot)  # a free slot reads tokens too
+        self.clear()
         return self.stepper.step(tokens)
+
+    def clear(self) -> None:
+        """Before every step: a free slot reads tokens too."""
+        for slot in self.free:
+            self.decoder.clear_row(slot)
 
 
 class StateSlots(Slots):
@@ -175,7 +183,7 @@ class StateSlots(Slots):
         self.state = replace(self.state, caches=map_tensors(put, self.state.caches), length=length)
         self.reads[slot] = stream.read
 
-    def stream(self, slot: int) -> Stream:
+    def stream(self, slot: int, back: int = 0) -> Stream:  # noqa: ARG002 (it cannot undo)
         row = self.state.rows([slot])
         return Stream(replace(row, shared=(), full=False), self.reads[slot])
 
@@ -198,7 +206,7 @@ class RowSlots(Slots):
     def load(self, slot: int, stream: Stream) -> None:
         self.rows[slot] = stream
 
-    def stream(self, slot: int) -> Stream:
+    def stream(self, slot: int, back: int = 0) -> Stream:  # noqa: ARG002 (it cannot undo)
         return self.rows[slot].compact()
 
     def changed(self) -> None:

@@ -17,6 +17,8 @@ class StopText:
         """The text that is certain not to be part of a stop string. `stopped` is set once one is complete."""
         if self.stopped:
             return ""
+        if not self.stops:
+            return text
         text = self.held + text
         places = [at for stop in self.stops if (at := text.find(stop)) >= 0]
         if places:

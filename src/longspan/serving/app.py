@@ -64,9 +64,10 @@ async def _api_error(_: Request, error: Any) -> Response:
 async def _http_error(request: Request, error: Any) -> Response:
     kind = NOT_FOUND if error.status_code == 404 else "invalid_request_error"
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    found = ApiError(
-        error.status_code, f"{request.method} {request.url.path!r:.200}: {error.detail}", type=kind, code=code
-    )
+    message = f"{request.method} {request.url.path!r:.200}: {error.detail}"
+    if "chat" in request.url.path:
+        message += "; these models do not chat, use /v1/completions"
+    found = ApiError(error.status_code, message, type=kind, code=code)
     response = found.response()
     response.headers.update(error.headers or {})
     return response

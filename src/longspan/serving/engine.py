@@ -4,7 +4,6 @@ Every step reads one piece of one prompt and generates one token for every strea
 between steps. Nothing of a stream depends on the others, so its output is byte-equal to that of the engine alone.
 """
 
-import contextlib
 import threading
 import time
 from collections import deque
@@ -13,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from longspan.decoding.choosing import choose, plan, to_device
+from longspan.decoding.sampled_steps import Launched, SampledSteps, sampled_steps
 from longspan.decoding.slots import Slots, Stream, open_slots, rows_are_independent
 from longspan.serving.statistics import Statistics
 from longspan.serving.work import Choice, Event, Finished, Piece, Prompt, Reason, TokenLogprob, Work
@@ -29,25 +28,33 @@ class Closed(Exception):
 
 
 class _Step(NamedTuple):
-    """A step of one batch: the logits and the next tokens, which may still be computed."""
+    """A step of one batch, which may still be computed."""
 
     batch: int
     choices: list[Choice | None]
-    logits: torch.Tensor
-    chosen: torch.Tensor
+    launched: Launched
 
 
 class Engine:
     """`submit` work, then run `step` until it returns False, or `start` a thread that does."""
 
-    def __init__(self, text: TextModel, *, width: int = 16, rows: int = 32, queue: int = 64) -> None:
+    def __init__(self, text: TextModel, *, width: int | None = None, rows: int = 32, queue: int = 64) -> None:
+        """`width` is the number of rows of a batch. Default: 16, on a GPU 32."""
         self.text, self.rows, self.queue = text, rows, queue
-        first = open_slots(text.model, width)
+        first = open_slots(text.model, width or (32 if text.device.type == "cuda" else 16))
         if not rows_are_independent(first):
             first = open_slots(text.model, 1)
-        self.batches: list[Slots] = [first]
         self.width = first.width
         self.known = min(text.tokenizer.size, text.config.vocabulary)
+        self.batches: list[Slots] = []
+        self.steps: list[SampledSteps] = []
+        self._add_batch(first)
+        self.ahead = self.steps[0].ahead and first.can_undo
+        """Launch a step before the tokens of the last one were read. Streams that have ended are stepped back."""
+        # All batches with CUDA graphs are opened now: a capture would hold up the streams.
+        while self.ahead and len(self.batches) * self.width < rows:
+            self._add_batch(open_slots(text.model, self.width))
+        self.flying: dict[int, _Step] = {}
         self.waiting: deque[Work] = deque()
         self.reading: deque[Work] = deque()
         self.ready: deque[tuple[Choice, Stream]] = deque()
@@ -126,16 +133,33 @@ class Engine:
         while self._inbox:
             self.waiting.append(self._inbox.popleft())
         self._drop_cancelled()
+        for index in [index for index in self.flying if not self._flies_on(index)]:
+            self._collect(self.flying.pop(index))
         self._admit()
         busy = self._read_prompts()
         self._place()
         self._consolidate()
-        # All batches are launched before the first token is copied to the host: a GPU computes one batch while the
+        # All batches are launched before the first token is copied to the host: a GPU computes one step while the
         # tokens of another become text.
-        launched = [self._launch(index, batch) for index, batch in enumerate(self.batches) if batch.active]
-        for step in launched:
+        before, launched = self.flying, {}
+        for index, batch in enumerate(self.batches):
+            if batch.active:
+                launched[index] = self._launch(index, batch)
+        self.flying = launched
+        busy = busy or bool(before or launched)
+        for step in before.values():
             self._collect(step)
-        return busy or bool(launched)
+        while self.flying and not self.ahead:
+            self._collect(self.flying.pop(next(iter(self.flying))))
+        return busy
+
+    def _flies_on(self, index: int) -> bool:
+        """Whether the next step of a batch can be launched before the tokens of the last one are known: not for
+        penalties, which count them, nor for log-probabilities, which need the logits. And some stream must go on."""
+        choices = [c for (batch, _), c in self.running.items() if batch == index]
+        return any(c.generated + 1 < c.max_tokens for c in choices) and not any(
+            c.logprobs is not None or c.row.has_offsets for c in choices
+        )
 
     def _drop_cancelled(self) -> None:
         if self._stopping is not None:
@@ -226,11 +250,19 @@ class Engine:
             choice, stream = self.ready[0]
             open_ = [(batch.active, -i) for i, batch in enumerate(self.batches) if batch.free]
             if not open_:
-                self.batches.append(open_slots(self.text.model, self.width))
+                self._add_batch(open_slots(self.text.model, self.width))
                 open_ = [(0, 1 - len(self.batches))]
-            index = -max(open_)[1]
-            self.running[index, self.batches[index].join(stream)] = choice
+            self._join(-max(open_)[1], choice, stream)
             self.ready.popleft()
+
+    def _add_batch(self, slots: Slots) -> None:
+        self.batches.append(slots)
+        self.steps.append(sampled_steps(slots, self.known))
+
+    def _join(self, index: int, choice: Choice, stream: Stream) -> None:
+        slot = self.batches[index].join(stream)
+        self.steps[index].put(slot, choice.pending)
+        self.running[index, slot] = choice
 
     def _consolidate(self) -> None:
         """Empty the batch with the fewest rows if the others have room: a step costs the same for any number of rows,
@@ -243,24 +275,33 @@ class Engine:
         if len(others) < count:
             return
         for place in [place for place in self.running if place[0] == least]:
-            target = others.pop()
-            slot = self.batches[target].join(self.batches[least].stream(place[1]))
+            stream, choice = self._stream(place), self.running.pop(place)
             self.batches[least].leave(place[1])
-            self.running[target, slot] = self.running.pop(place)
+            self._join(others.pop(), choice, stream)
+
+    def _stream(self, place: tuple[int, int]) -> Stream:
+        """A stream as it was after the last token that is known."""
+        index, slot = place
+        step = self.flying.get(index)
+        back = step is not None and step.choices[slot] is self.running[place]
+        return self.batches[index].stream(slot, int(back))
 
     def _launch(self, index: int, batch: Slots) -> "_Step":
         choices = [self.running.get((index, slot)) for slot in range(batch.width)]
-        tokens = to_device([0 if c is None else c.pending for c in choices], batch.device)
-        planned = plan([None if c is None else c.row for c in choices], batch.device)
-        logits = batch.step(tokens)[:, : self.known]
-        return _Step(index, choices, logits, choose(logits, planned))
+        before = self.flying.get(index)
+        ahead = [int(c is not None and before.choices[slot] is c) for slot, c in enumerate(choices)] if before else None
+        rows = [None if c is None else c.row for c in choices]
+        return _Step(index, choices, self.steps[index].launch(rows, ahead))
 
     def _collect(self, step: "_Step") -> None:
-        for slot, (choice, token) in enumerate(zip(step.choices, step.chosen.tolist(), strict=True)):
-            if choice is not None:
-                self._advance((step.batch, slot), choice, token, step.logits)
+        """The tokens of a step. A stream that has left its row since then gets none."""
+        tokens, now = step.launched.tokens(), time.perf_counter()
+        for slot, (choice, token) in enumerate(zip(step.choices, tokens, strict=True)):
+            place = (step.batch, slot)
+            if choice is not None and self.running.get(place) is choice:
+                self._advance(place, choice, token, step.launched.logits, now)
 
-    def _advance(self, place: tuple[int, int], choice: Choice, token: int, logits: torch.Tensor) -> None:
+    def _advance(self, place: tuple[int, int], choice: Choice, token: int, logits: torch.Tensor, now: float) -> None:
         """One new token of a choice: its text, its log-probability and whether it is the last."""
         if token < 0:
             message = "the logits are not finite: the weights or the state are damaged"
@@ -269,7 +310,7 @@ class Engine:
         choice.pending = token
         choice.generated += 1
         choice.row.add(token)
-        now, statistics = time.perf_counter(), self.statistics
+        statistics = self.statistics
         statistics.generated_tokens += 1
         (statistics.next_token if choice.generated > 1 else statistics.first_token)(now - choice.since)
         choice.since = now
@@ -302,11 +343,12 @@ class Engine:
 
     def _leave(self, place: tuple[int, int], finished: Finished) -> None:
         index, slot = place
-        choice, batch = self.running.pop(place), self.batches[index]
+        choice = self.running[place]
         if choice.keep and not choice.cancelled and finished.reason != "error":
             held = choice.text.held
-            finished = Finished(finished.reason, finished.text, batch.stream(slot), choice.pending, held)
-        batch.leave(slot)
+            finished = Finished(finished.reason, finished.text, self._stream(place), choice.pending, held)
+        del self.running[place]
+        self.batches[index].leave(slot)
         self._finish(choice, finished)
 
     def _finish(self, choice: Choice, finished: Finished) -> None:
@@ -319,8 +361,10 @@ class Engine:
 
     def _emit(self, choice: Choice, event: Event) -> None:
         if not choice.done:
-            with contextlib.suppress(RuntimeError):  # the event loop of the client is closed
+            try:  # noqa: SIM105 (this runs for every token, and `suppress` takes longer)
                 choice.emit(event)
+            except RuntimeError:  # the event loop of the client is closed
+                pass
 
     def _choices(self) -> list[Choice]:
         works = [*self._inbox, *self.waiting, *self.reading]

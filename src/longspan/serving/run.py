@@ -20,9 +20,9 @@ from longspan.text_model import TextModel
 class _Uvicorn(uvicorn.Server):
     """uvicorn raises the signal again when it is done, which would end the process with an error."""
 
-    def __init__(self, config: uvicorn.Config, server: Server) -> None:
+    def __init__(self, config: uvicorn.Config, server: Server, stopping: Callable[[int], None]) -> None:
         super().__init__(config)
-        self.longspan = server
+        self.longspan, self.stopping = server, stopping
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -37,14 +37,28 @@ class _Uvicorn(uvicorn.Server):
                 signal.signal(number, handler)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 (the form of a signal handler)
-        self.force_exit = self.should_exit  # the second signal does not wait
+        """Running requests finish, or are stopped, while uvicorn waits for their connections. The second signal stops
+        them at once; sessions are still saved. The third one ends the process."""
+        if self.should_exit:
+            signal.signal(number, signal.SIG_DFL)
+        threading.Thread(target=self._close, args=[self.should_exit], daemon=True).start()
         self.should_exit = True
-        # Running requests finish, or are stopped, while uvicorn waits for their connections.
-        threading.Thread(target=self.longspan.close, daemon=True).start()
+
+    def _close(self, now: bool) -> None:
+        streams = sum(len(served.engine.running) + served.engine.load for served in self.longspan.models)
+        if streams and not now:
+            self.stopping(streams)
+        self.longspan.close(0.0 if now else None)
 
 
-def serve(texts: Mapping[str, TextModel], settings: Settings, announce: Callable[[str], None] = lambda _: None) -> None:
-    """Serve some models. `announce` gets the address when the port is open."""
+def serve(
+    texts: Mapping[str, TextModel],
+    settings: Settings,
+    announce: Callable[[str], None] = lambda _: None,
+    stopping: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Serve some models. `announce` gets the address when the port is open, `stopping` the number of streams that have
+    not finished when the server is told to stop."""
     with _bound(settings) as bound:
         app = create_app(texts, settings)
         config = uvicorn.Config(
@@ -61,7 +75,7 @@ def serve(texts: Mapping[str, TextModel], settings: Settings, announce: Callable
         )
         name = f"[{settings.host}]" if ":" in settings.host else settings.host
         announce(f"http://{name}:{bound.getsockname()[1]}")
-        _Uvicorn(config, app.state.server).run([bound])
+        _Uvicorn(config, app.state.server, stopping).run([bound])
 
 
 def _bound(settings: Settings) -> socket.socket:

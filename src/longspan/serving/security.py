@@ -83,7 +83,7 @@ class Security:
         if len(hosts) != 1 or not self._is_allowed(hosts[0]):
             raise ApiError(
                 421,
-                f"the Host header {hosts!r:.100} is not allowed; use the address that the server printed, or add "
+                f"the Host header {_shown(hosts)} is not allowed; use the address that the server printed, or add "
                 "the name with --allow-host",
                 code="host_not_allowed",
             )
@@ -111,7 +111,7 @@ class Security:
         origins = _values(headers, b"origin")
         own = {f"http://{host.lower()}", f"https://{host.lower()}"}
         if len(origins) > 1 or (origins and origins[0].lower() not in own):
-            raise ApiError(403, f"requests from the origin {origins!r:.100} are refused", code="origin_not_allowed")
+            raise ApiError(403, f"requests from the origin {_shown(origins)} are refused", code="origin_not_allowed")
         if scope["method"] in ("GET", "HEAD"):
             return
         sites = _values(headers, b"sec-fetch-site")
@@ -136,7 +136,7 @@ class Security:
         limit = self.settings.max_upload if upload else self.settings.max_body
         lengths = _values(headers, b"content-length")
         if len(lengths) > 1 or (lengths and not (lengths[0].isascii() and lengths[0].isdigit())):
-            raise ApiError(400, f"the Content-Length {lengths!r:.60} is not a number", code="invalid_header")
+            raise ApiError(400, f"the Content-Length {_shown(lengths)} is not a number", code="invalid_header")
         if lengths and int(lengths[0][:20]) > limit:
             raise _too_large(limit)
         try:
@@ -174,7 +174,9 @@ def _check_type(headers: list[tuple[bytes, bytes]], expected: str) -> None:
     """A form or text/plain needs no preflight, so another site could send it."""
     types = _values(headers, b"content-type")
     if len(types) != 1 or types[0].partition(";")[0].strip().lower() != expected:
-        raise ApiError(415, f"the Content-Type {types!r:.60} is not supported; use {expected}", code="unsupported_type")
+        raise ApiError(
+            415, f"the Content-Type {_shown(types)} is not supported; use {expected}", code="unsupported_type"
+        )
 
 
 def _too_large(limit: int) -> ApiError:
@@ -210,3 +212,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 def _values(headers: list[tuple[bytes, bytes]], name: bytes) -> list[str]:
     return [value.decode("latin-1") for key, value in headers if key.lower() == name]
+
+
+def _shown(values: list[str]) -> str:
+    return ", ".join(f"{value!r:.80}" for value in values[:2]) or "(none)"

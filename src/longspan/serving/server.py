@@ -23,8 +23,8 @@ class Server:
         for served in self.models:
             served.engine.start()
 
-    def close(self) -> None:
-        """Finish or stop what runs."""
+    def close(self, timeout: float | None = None) -> None:
+        """Finish what runs, or stop it after `timeout` seconds (default: that of the settings)."""
         self.closing = True
         for served in self.models:
-            served.engine.close(self.settings.shutdown_timeout)
+            served.engine.close(self.settings.shutdown_timeout if timeout is None else timeout)

@@ -17,8 +17,8 @@ class Settings:
     allowed_hosts: tuple[str, ...] = ()
     """Names besides the local ones that a Host header may have."""
     api_key: str | None = field(default=None, repr=False)
-    width: int = 16
-    """Rows per batch. Fixed, because rounding depends on it."""
+    width: int | None = None
+    """Rows per batch. Fixed, because rounding depends on it. Default: 16, on a GPU 32."""
     rows: int = 32
     """Streams that are decoded at the same time."""
     queue: int = 64
@@ -65,5 +65,6 @@ class Settings:
         if self.api_key is not None and not (self.api_key.isascii() and len(self.api_key) >= 16):
             raise ConfigError("the API key must be ASCII and have at least 16 characters")
         for name in ("width", "rows", "queue", "max_tokens", "max_prompt_tokens", "max_choices", "max_sessions"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value} must be at least 1")

@@ -4,7 +4,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from longspan.decoding.choosing import Choosing, ChoosingRow, Draws
 from longspan.decoding.slots import Stream
@@ -23,8 +23,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """The result of one step: a token and the text that is ready."""
 
     text: str

@@ -11,6 +11,7 @@ function headers(body) {
 
 function askForKey() {
   const dialog = document.getElementById("key-dialog");
+  document.getElementById("key-wrong").hidden = !sessionStorage.getItem(KEY);
   return new Promise((resolve) => {
     dialog.addEventListener("close", () => {
       sessionStorage.setItem(KEY, document.getElementById("key").value.trim());
@@ -32,8 +33,7 @@ export async function send(method, path, body, options = {}) {
   if (!response.ok) {
     const problem = await response.json().catch(() => null);
     const error = new Error(problem?.error?.message ?? `the server answered ${response.status}`);
-    error.status = response.status;
-    throw error;
+    throw Object.assign(error, { status: response.status, code: problem?.error?.code });
   }
   return response;
 }
@@ -55,7 +55,7 @@ export async function* events(path, body) {
       const data = line.replace(/^data: /, "");
       if (data === "[DONE]") return;
       const event = JSON.parse(data);
-      if (event.error) throw new Error(event.error.message);
+      if (event.error) throw Object.assign(new Error(event.error.message), { code: event.error.code });
       yield event;
     }
   }

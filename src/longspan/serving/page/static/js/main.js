@@ -49,7 +49,8 @@ class App {
   describe() {
     const { family, parameters, unit, reading, memory_can_change: free, remembers } = this.model;
     const memory = free ? `memory of ${count(reading.memory)} tokens` : remembers ? "recurrent state" : `no memory, window of ${count(reading.segment)} tokens`;
-    $("about").textContent = `${family}, ${(parameters / 1e6).toFixed(1)} million parameters, one token per ${unit}, ${memory}`;
+    const size = parameters < 1e5 ? count(parameters) : `${(parameters / 1e6).toFixed(1)} million`;
+    $("about").textContent = `${family}, ${size} parameters, one token per ${unit}, ${memory}`;
   }
 
   open(name) {

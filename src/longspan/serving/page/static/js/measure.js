@@ -15,7 +15,7 @@ export class Measure {
     $("measure-memory").addEventListener("click", guarded(() => this.run("/page/memory", (job) => this.updateMemory(job))));
     $("measure-cancel").addEventListener("click", () => this.job?.cancel());
     $("measure-file").addEventListener("change", guarded(async (event) => { await this.take(event.target.files[0]); }));
-    $("measure-input").addEventListener("input", () => this.size());
+    $("measure-input").addEventListener("input", () => this.set($("measure-input").value));
     const drop = $("measure-drop");
     for (const name of ["dragover", "dragleave", "drop"]) {
       drop.addEventListener(name, (event) => {
@@ -28,7 +28,7 @@ export class Measure {
 
   start(text) {
     $("measure-input").value = text;
-    this.size();
+    this.set(text);
     this.app.onModel(() => this.reset());
     this.reset();
   }
@@ -40,19 +40,22 @@ export class Measure {
   async take(file) {
     if (!file) return;
     const data = new Uint8Array(await file.slice(0, MOST).arrayBuffer());
-    $("measure-input").value = new TextDecoder().decode(data);
-    this.size(file.size > MOST ? `${file.name} has ${bytes(file.size)}; its first 1 MB is measured. ` : `${file.name}: `);
+    const cut = file.size > MOST;  // with `stream`, a character that is cut is left out
+    const text = new TextDecoder("utf-8", { ignoreBOM: true }).decode(data, { stream: cut });
+    $("measure-input").value = text;
+    this.set(text, cut ? `${file.name} has ${bytes(file.size)}; its first 1 MB is measured. ` : `${file.name}: `);
   }
 
-  size(before = "") {
-    const size = new TextEncoder().encode($("measure-input").value).length;
-    $("measure-size").textContent = `${before}${count(size)} bytes`;
+  // What is measured. Not the value of the input: that has no carriage returns.
+  set(text, before = "") {
+    this.text = text;
+    $("measure-size").textContent = `${before}${count(new TextEncoder().encode(text).length)} bytes`;
   }
 
   async run(path, update) {
     this.job?.cancel();
     const began = performance.now();
-    const job = new Job(path, { model: this.app.model.id, text: $("measure-input").value }, (state) => {
+    const job = new Job(path, { model: this.app.model.id, text: this.text }, (state) => {
       if (job !== this.job) return;
       const { done, total } = state;
       $("measure-progress").hidden = state.state !== "running";

@@ -69,9 +69,10 @@ export class Node {
     return [this, rest];
   }
 
-  store() {
+  // What is kept of the tree. `sessions` has the name under which each session is kept.
+  store(sessions) {
     const items = this.items.map(({ text, bits, given }) => (given ? [text] : [text, Math.round((bits ?? 0) * 100) / 100]));
-    return { items, session: this.session, children: this.children.map((child) => child.store()) };
+    return { items, session: sessions.get(this.session) ?? null, children: this.children.map((child) => child.store(sessions)) };
   }
 }
 

@@ -6,12 +6,12 @@ import { Node, restoreTree } from "./tree.js";
 import { TokenText, legend } from "./tokens.js";
 
 const SAVED = "longspan.saved";
+const MOST_SAVED = 12;
 const seed = () => Math.floor(Math.random() * 2 ** 48);
 
 export class Write {
   constructor(app) {
     this.app = app;
-    this.kept = new Set(); // sessions that were saved
     this.text = new TokenText($("write-text"), { select: (index) => this.showDetail(index), enter: () => this.fork() });
     legend($("write-legend"));
     const on = (id, action) => $(id).addEventListener("click", guarded(action));
@@ -25,6 +25,7 @@ export class Write {
     on("write-load", () => this.load());
     on("write-new", () => this.restart("", true));
     addEventListener("pagehide", () => this.forget());
+    addEventListener("storage", (event) => { if (event.key === SAVED) this.listSaved(); }); // saved in another tab
     this.listSaved();
   }
 
@@ -37,13 +38,13 @@ export class Write {
     else this.edit(false);
   }
 
-  // Deletes the sessions of this tree that were not saved.
+  // Deletes the sessions of this tree.
   forget() {
     this.drop((this.root?.nodes ?? []).map((node) => node.session));
   }
 
   drop(sessions) {
-    const names = sessions.filter((name) => name && !this.kept.has(name));
+    const names = sessions.filter((name) => name);
     if (names.length) send("POST", "/page/forget", { sessions: names }, { keepalive: true }).catch(() => {});
   }
 
@@ -116,11 +117,12 @@ export class Write {
   }
 
   async generate(node) {
-    node.busy = true;
+    Object.assign(node, { busy: true, stopping: false });
     this.showTree();
     const tree = this.root;
     try {
       const session = await this.session(node);
+      if (node.stopping) return; // while its text was read
       const body = { max_tokens: Number($("write-count").value), temperature: Number($("write-temperature").value), logprobs: 5 };
       let ready = "";
       for await (const event of events(`/v1/sessions/${session}/continue`, body)) {
@@ -133,6 +135,8 @@ export class Write {
         if (node.items.length % 20 === 1 && tree === this.root) this.showTree();
       }
       if (ready) this.add(node, { text: ready, bits: 0 });
+    } catch (error) {
+      if (error.code !== "stopped") throw error; // in the queue
     } finally {
       node.busy = false;
       if (tree !== this.root) this.drop([node.session]); // a new text was started meanwhile
@@ -169,8 +173,9 @@ export class Write {
   }
 
   async stop() {
-    const busy = (this.root?.nodes ?? []).filter((node) => node.busy && node.session);
-    await Promise.all(busy.map((node) => post(`/v1/sessions/${node.session}/stop`).catch(() => {})));
+    const busy = (this.root?.nodes ?? []).filter((node) => node.busy);
+    for (const node of busy) node.stopping = true;
+    await Promise.all(busy.filter((node) => node.session).map((node) => post(`/v1/sessions/${node.session}/stop`).catch(() => {})));
   }
 
   edit(open) {
@@ -209,26 +214,26 @@ export class Write {
     $("write-load").disabled = !options.length;
   }
 
-  // The text goes to this browser, the sessions to the disk of the server.
+  // The text goes to this browser, copies of the sessions to the disk of the server. The copies never change.
   async save() {
     const nodes = this.root.nodes.filter((node) => node.session);
-    let kept = true;
-    for (const node of nodes) {
-      try {
-        await post(`/v1/sessions/${node.session}/save`);
-        this.kept.add(node.session);
-      } catch {
-        kept = false;
-      }
+    const copies = new Map();
+    for (const { session } of nodes) {
+      const copy = await post(`/v1/sessions/${session}/fork`).catch(() => null);
+      const kept = copy && await post(`/v1/sessions/${copy.id}/save`).catch(() => null);
+      if (kept) copies.set(session, copy.id);
+      else this.drop([copy?.id]);
     }
     const when = new Date().toLocaleString("en", { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
-    const entry = { name: `${plain(this.node.wholeText).slice(0, 24)}… ${when}`, model: this.app.model.id, at: this.node.path.map((one) => one.parent?.children.indexOf(one) ?? 0), tree: this.root.store() };
-    localStorage.setItem(SAVED, JSON.stringify([entry, ...this.saved].slice(0, 12)));
+    const entry = { name: `${plain(this.node.wholeText).slice(0, 24)}… ${when}`, model: this.app.model.id, at: this.node.path.map((one) => one.parent?.children.indexOf(one) ?? 0), tree: this.root.store(copies) };
+    const entries = [entry, ...this.saved];
+    this.drop(entries.slice(MOST_SAVED).flatMap(({ tree }) => restoreTree(tree).nodes.map((node) => node.session)));
+    localStorage.setItem(SAVED, JSON.stringify(entries.slice(0, MOST_SAVED)));
     this.listSaved();
-    $("write-detail").textContent = kept ? "Saved with its sessions." : "The text was saved. The server could not save its sessions; they will be read again.";
+    $("write-detail").textContent = copies.size === nodes.length ? "Saved with its sessions." : "The text was saved. The server could not save its sessions; they will be read again.";
   }
 
-  // Sessions return to what was saved; those that are gone are made again from the text.
+  // Continues from copies of what was saved; sessions that are gone are made again from the text.
   async load() {
     const entry = this.saved[Number($("write-saved").value)];
     if (!entry) return;
@@ -236,9 +241,7 @@ export class Write {
     this.forget();
     this.root = restoreTree(entry.tree);
     for (const node of this.root.nodes.filter((one) => one.session)) {
-      const found = await post(`/v1/sessions/${node.session}/restore`).catch(() => null);
-      if (found) this.kept.add(node.session);
-      else node.session = null;
+      node.session = (await post(`/v1/sessions/${node.session}/fork`).catch(() => null))?.id ?? null;
     }
     this.edit(false);
     this.show(entry.at.slice(1).reduce((node, index) => node.children[index] ?? node, this.root));

@@ -190,20 +190,26 @@ class _Extractor:
 
 
 class _CheckedHeader(tarfile.TarInfo):
-    """A tar header whose size is checked, because tarfile would read without end, or backwards, for a forged one."""
+    """A tar header whose size is checked, because tarfile would read without end, or backwards, for a forged one.
+
+    `frombuf` is the wrong place for a check: newer releases of Python parse headers without calling it.
+    """
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_CheckedHeader":
+    def fromtarfile(cls, archive: tarfile.TarFile) -> "_CheckedHeader":
         try:
-            info = super().frombuf(buf, encoding, errors)
+            return super().fromtarfile(archive)
+        except tarfile.EOFHeaderError:  # a block of zeros ends the archive
+            raise
         except tarfile.HeaderError as error:
-            if len(buf) == tarfile.BLOCKSIZE and not any(buf):  # a block of zeros ends the archive
-                raise
             raise ValueError(str(error)) from None  # tarfile would treat a damaged header as the end
-        extended = info.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
-        if info.size < 0 or (info.size > _MAX_HEADER_BYTES and (extended or info.type in b"LK")):
-            raise ValueError(f"a header declares {info.size:,} bytes")
-        return info
+
+    def _proc_member(self, archive: tarfile.TarFile) -> "_CheckedHeader":
+        """Runs before anything of the member is read. A subclass may override it, says tarfile."""
+        extended = self.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+        if self.size < 0 or (self.size > _MAX_HEADER_BYTES and (extended or self.type in b"LK")):
+            raise ValueError(f"a header declares {self.size:,} bytes")
+        return super()._proc_member(archive)  # type: ignore[misc, no-any-return]
 
 
 class _LimitedReader(io.RawIOBase):

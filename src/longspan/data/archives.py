@@ -29,13 +29,9 @@ _BLOCK_BYTES = 1 << 20
 class _ZstandardReader(io.RawIOBase):
     """Decompresses all frames of a file; one that ends early is an error, unlike with the reader of the library."""
 
-    def __init__(self, path: Path) -> None:
-        try:
-            import zstandard
-        except ImportError:
-            raise DataError(f"{path} needs zstandard; install it with: pip install 'longspan[zstd]'") from None
-        self.file = path.open("rb")
-        self.new, self.error = zstandard.ZstdDecompressor().decompressobj, zstandard.ZstdError
+    def __init__(self, file: io.BufferedReader, library: Any) -> None:
+        self.file = file
+        self.new, self.error = library.ZstdDecompressor().decompressobj, library.ZstdError
         self.frame: Any = self.new()
         self.data = b""
 
@@ -65,7 +61,12 @@ class _ZstandardReader(io.RawIOBase):
 
 
 def _open_zstandard(path: Path, _: str) -> io.BufferedReader:
-    return io.BufferedReader(_ZstandardReader(path), _BLOCK_BYTES)
+    # Not in the reader: since Python 3.13 a stream whose __init__ failed prints a traceback when it is deleted.
+    try:
+        import zstandard
+    except ImportError:
+        raise DataError(f"{path} needs zstandard; install it with: pip install 'longspan[zstd]'") from None
+    return io.BufferedReader(_ZstandardReader(path.open("rb"), zstandard), _BLOCK_BYTES)
 
 
 _STREAM_OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zstandard}

@@ -200,7 +200,7 @@ class _CheckedHeader(tarfile.TarInfo):
     def fromtarfile(cls, archive: tarfile.TarFile) -> "_CheckedHeader":
         try:
             return super().fromtarfile(archive)
-        except tarfile.EOFHeaderError:  # a block of zeros ends the archive
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # a block of zeros ends the archive
             raise
         except tarfile.HeaderError as error:
             raise ValueError(str(error)) from None  # tarfile would treat a damaged header as the end

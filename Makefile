@@ -46,7 +46,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
 	$(BIN)/pip install --quiet --constraint constraints.txt \
-	    --editable ".[dev,plots,zstd,arrow,serve,write,brotli,hf,onnx,metrics]"
+	    --editable ".[dev,plots,zstd,arrow,serve,write,brotli,hf,onnx,metrics,wandb,mlflow]"
 	touch $@
 
 $(VENV)/.docs-ready: $(VENV)/.ready

@@ -10,6 +10,7 @@ import pytest
 from longspan import config
 from longspan.cli.keys import recipe_keys
 from longspan.cli.main import GROUPS
+from longspan.models.families import family, known_families
 from longspan.training.recipe import SECTIONS
 
 from .conftest import Cli
@@ -38,6 +39,24 @@ def test_config_lists_keys_within_100_columns(cli: Cli) -> None:
     assert one.split() == ["training.lr", "Learning", "rate", "of", "AdamW", "or", "SGD.", "Default:", "0.00025."]
     assert len(cli("config", "data", "--json").json["keys"]) == len(dataclasses.fields(SECTIONS["data"]))
     cli("config", "training.rl").refused("training.rl", "training.lr")
+
+
+def test_keys_of_a_model_have_the_default_of_each_family(cli: Cli) -> None:
+    (layers,) = cli("config", "model.layers", "--json").json["keys"]
+    assert layers["families"] == {name: config.keys(family(name).Config)["layers"] for name in known_families()}
+    assert "Default: 6; 3 (lstm, awd-lstm, qrnn); 2 (elmo); 1 (universal)." in " ".join(
+        cli("config", "model.layers").out.split()
+    )
+    own = {
+        key["name"].removeprefix("model."): key
+        for key in cli("config", "model", "--family", "qrnn", "--json").json["keys"]
+    }
+    assert own.pop("family")["default"] == "qrnn"
+    assert {name: key["families"]["qrnn"] for name, key in own.items()} == {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in config.keys(family("qrnn").Config).items()
+    }
+    cli("config", "--family", "qrn").refused("qrn", "qrnn")
 
 
 def test_train_help_has_every_key(cli: Cli) -> None:

@@ -1,5 +1,8 @@
 """longspan models in `transformers`: losses, padding, generation, saving."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -69,16 +72,15 @@ def test_padding_does_not_change_logits_losses_or_the_state(name: str) -> None:
     rows = [row[0] for row in (stream(1, 12, 1)[0], stream(1, 5, 2)[0], stream(1, 19, 3)[0], stream(1, 5, 4)[0])]
     ids, mask = left_padded(rows)
     together = model(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100), use_cache=True)
-    more, _ = stream(4, 2, 5)
-    after = [model(more[:, k : k + 1], past_key_values=together.past_key_values).logits for k in range(2)]
+    steps = 9 if name in DEPENDS_ON_CUTS else 2  # blocks are compressed at other steps in rows of other lengths
+    more, _ = stream(4, steps, 5)
+    after = [model(more[:, k : k + 1], past_key_values=together.past_key_values).logits for k in range(steps)]
     total, count = 0.0, 0
     for k, row in enumerate(rows):
         alone = model(row[None], labels=row[None], use_cache=True)
         torch.testing.assert_close(together.logits[k, -len(row) :], alone.logits[0], rtol=0, atol=1e-10)
         total, count = total + float(alone.loss) * (len(row) - 1), count + len(row) - 1
-        if name in DEPENDS_ON_CUTS:
-            continue  # blocks are compressed when the memory of the longest row is full
-        for step in range(2):
+        for step in range(steps):
             one = model(more[k : k + 1, step : step + 1], past_key_values=alone.past_key_values)
             torch.testing.assert_close(after[step][k], one.logits[0], rtol=0, atol=1e-10)
     assert float(together.loss) == pytest.approx(total / count, rel=1e-12)
@@ -98,6 +100,21 @@ def test_generate_with_the_cache_equals_generate_without(name: str) -> None:
         assert torch.equal(*texts), options
         if "num_beams" not in options:
             assert texts[0][0, 7:].tolist() == _greedy(model.model, ids[0].tolist(), 4)
+
+
+@torch.no_grad()
+def test_unequal_prompts_give_the_beams_that_each_gives_alone() -> None:
+    """`compressive` compresses a block at the same step in all rows of a state, so these rows have separate states."""
+    model = converted("compressive-mean", torch.float64)
+    wanted = {"max_new_tokens": 8, "pad_token_id": PAD, "num_beams": 3, "do_sample": False}
+    wanted |= {"return_dict_in_generate": True, "output_scores": True}
+    prompts = [stream(1, 9, 1)[0][0], stream(1, 4, 2)[0][0]]
+    ids, mask = left_padded(prompts)
+    together = model.generate(ids, attention_mask=mask, **wanted)
+    for k, prompt in enumerate(prompts):
+        alone = model.generate(prompt[None], **wanted)
+        assert together.sequences[k, 9 - len(prompt) :].tolist() == alone.sequences[0].tolist()
+        torch.testing.assert_close(together.sequences_scores[k], alone.sequences_scores[0], rtol=0, atol=1e-10)
 
 
 def _greedy(model: LanguageModel, prompt: list[int], count: int) -> list[int]:
@@ -188,6 +205,33 @@ def test_auto_map_names_classes_that_the_folder_has(exported: tuple[TextModel, P
     config = hf.LongspanConfig.from_pretrained(folder)
     for key, cls in (("AutoConfig", hf.LongspanConfig), ("AutoModelForCausalLM", hf.LongspanForCausalLM)):
         assert get_class_from_dynamic_module(config.auto_map[key], str(folder)) is cls
+
+
+_REMOTE_CODE = """
+import sys
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, pipeline
+folder = sys.argv[1]
+assert "longspan" not in sys.modules
+config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained(folder)
+inputs = tokenizer(["Thornby"], return_tensors="pt")
+text = tokenizer.decode(model.generate(**inputs, max_new_tokens=20, do_sample=False)[0])
+generate = pipeline("text-generation", model=folder, trust_remote_code=True)
+(found,) = generate("Thornby", max_new_tokens=20, do_sample=False)
+assert found["generated_text"] == text, (found, text)
+sys.stdout.buffer.write(text.encode())
+"""
+
+
+@pytest.mark.slow
+def test_remote_code_loads_in_a_process_without_longspan(exported: tuple[TextModel, Path], tmp_path: Path) -> None:
+    """As someone does who has only the folder: nothing imports longspan before the folder's own code does."""
+    ours, folder = exported
+    command = [sys.executable, "-c", _REMOTE_CODE, str(folder)]
+    found = subprocess.run(command, env=os.environ | {"HF_HOME": str(tmp_path)}, capture_output=True, check=False)
+    assert found.returncode == 0, found.stderr.decode()[-2000:]
+    assert found.stdout == ("Thornby" + ours.generate("Thornby", 20, temperature=0)).encode()
 
 
 def test_an_existing_folder_is_not_overwritten(exported: tuple[TextModel, Path]) -> None:

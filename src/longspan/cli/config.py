@@ -13,10 +13,16 @@ def config(
     key: Annotated[
         str, typer.Argument(metavar="[KEY]", help="A key or a table, for example training.lr or data.")
     ] = "",
+    family: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only the keys of this family, with its defaults.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Describe every key of a recipe, for --set and for TOML files, with its default."""
-    keys = all_keys()
+    """Describe every key of a recipe, for --set and for TOML files, with its default.
+
+    Keys of a model have a default in each family: first the most common one, then the others with their families.
+    """
+    keys = all_keys(family)
     chosen = [one for one in keys if not key or one.name == key or one.name.startswith(f"{key}.")]
     if not chosen:
         raise UnknownNameError("key", key, [one.name for one in keys])

@@ -64,8 +64,9 @@ def _show_bundled(device: "torch.device") -> "list[Row]":
     _print_continuation(model, OPENING, CONTINUATION)
     content = PAGE.read_bytes()
     print(
-        f"\n2. What memory is worth: {len(content):,} bytes that no model has seen, read with the same weights and\n"
-        "   longer and longer memories. Bits per byte are the size of the text if the model compressed it.\n"
+        f"\n2. What memory is worth: {len(content):,} bytes that the model has not seen, read with the same weights\n"
+        "   and longer and longer memories. Bits per byte is the size of the text with the model as a\n"
+        "   compressor, so fewer bits are better.\n"
     )
     with progress("scoring") as bar:
         curve = memory_curve(model, bar)
@@ -100,9 +101,9 @@ def _show_stories(small: "TextModel") -> "list[Row]":
     _print_bars(rows)
     best = min(row.bits for row in rows if row.parameters is None)
     print(
-        f"\n   It has {small.parameter_count:,} parameters. With memory it needs {_saved(curve):.0%} fewer bits: the "
-        "names, things\n   and places of a story come back. The best compressor needs "
-        f"{best / curve.bits[-1]:.1f} times as many bits.\n"
+        f"\n   It has {small.parameter_count:,} parameters. With {curve.memories[-1]} bytes of memory it needs "
+        f"{_saved(curve):.0%} fewer bits\n   than with {curve.memories[0]}: names, things and places of a story "
+        f"come back.\n   The best compressor needs {best / curve.bits[-1]:.1f} times as many bits.\n"
     )
     return rows
 
@@ -126,4 +127,4 @@ def _print_continuation(model: "TextModel", prompt: str, count: int) -> None:
     for text in continuation(model, prompt, count):
         sys.stdout.write(text)
         sys.stdout.flush()
-    print()
+    print(" ...")

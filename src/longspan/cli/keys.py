@@ -2,10 +2,12 @@
 models and readings are listed here by key, because families share them; a test freezes the list."""
 
 import ast
+import json
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from textwrap import wrap
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 MODEL_KEYS = {
     "vocabulary": "number of tokens; 256 for bytes",
@@ -98,11 +100,13 @@ def keys_help() -> str:
 
 
 class Key(NamedTuple):
-    """A key of a recipe. `default` is in Python syntax."""
+    """A key of a recipe. `default` is in Python syntax; that of a model's key names the families that differ."""
 
     name: str
     default: str
     text: str
+    families: Mapping[str, Any] | None = None
+    """The default in every family that has this key of a model."""
 
 
 _RECIPE = Path(__file__).parents[1] / "training" / "recipe.py"
@@ -127,19 +131,49 @@ def _is_text(node: ast.stmt | None) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
-def all_keys() -> list[Key]:
+def model_keys(family: str | None = None) -> list[Key]:
+    """The keys of [model] with the default of each family, or those of one family."""
+    from longspan.models.families import defaults
+    from longspan.models.families import family as require_family
+
+    if family is not None:
+        require_family(family)
+    found = [Key("model.family", family or "transformer-xl", "the architecture; `longspan families` lists them.")]
+    for name, values in defaults().items():
+        chosen = values if family is None else {known: value for known, value in values.items() if known == family}
+        if chosen:
+            text = f"{MODEL_KEYS[name]}." if name in MODEL_KEYS else ""
+            found.append(Key(f"model.{name}", _default_of(chosen), text, chosen))
+    return found
+
+
+def _default_of(values: Mapping[str, Any]) -> str:
+    """The defaults of the families in words: the most common one, then the others with their families.
+
+    None is left out: the text of the key says what it means.
+    """
+    families: dict[str, list[str]] = {}
+    for family, value in values.items():
+        families.setdefault("" if value is None else json.dumps(value).replace('"', ""), []).append(family)
+    ordered = sorted(families, key=lambda value: -len(families[value]))
+    if "" not in families:
+        common, *others = ordered
+        return "; ".join([common, *(f"{value} ({', '.join(families[value])})" for value in others)])
+    return "; ".join(f"{value} ({', '.join(families[value])})" for value in ordered if value)
+
+
+def all_keys(family: str | None = None) -> list[Key]:
     """Every key for --set, with its default. Those of a model depend on its family."""
-    model = [Key(f"model.{name}", "", text) for name, text in MODEL_KEYS.items()]
-    return [*recipe_keys(), *model]
+    return [*recipe_keys(), *model_keys(family)]
 
 
-def key_lines(keys: "list[Key] | tuple[Key, ...]", width: int = 98) -> list[str]:
+def key_lines(keys: Sequence[Key], width: int = 98) -> list[str]:
     """Keys with their descriptions and defaults, in lines of at most `width` characters."""
     lines = []
-    for name, default, text in keys:
+    for name, default, text, _ in keys:
         shown = {"None": "", "True": "true", "False": "false", "": ""}.get(default, default.replace("'", ""))
         words = f"{text} Default: {shown}." if shown else text
-        first, *rest = wrap(words, width - 32) or [""]
+        first, *rest = wrap(words, width - 32, break_on_hyphens=False) or [""]
         lines += [f"  {name:<29} {first}", *(f"{'':32}{line}" for line in rest)]
     return lines
 

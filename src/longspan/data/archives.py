@@ -29,13 +29,9 @@ _BLOCK_BYTES = 1 << 20
 class _ZstandardReader(io.RawIOBase):
     """Decompresses all frames of a file; one that ends early is an error, unlike with the reader of the library."""
 
-    def __init__(self, path: Path) -> None:
-        try:
-            import zstandard
-        except ImportError:
-            raise DataError(f"{path} needs zstandard; install it with: pip install 'longspan[zstd]'") from None
-        self.file = path.open("rb")
-        self.new, self.error = zstandard.ZstdDecompressor().decompressobj, zstandard.ZstdError
+    def __init__(self, file: io.BufferedReader, library: Any) -> None:
+        self.file = file
+        self.new, self.error = library.ZstdDecompressor().decompressobj, library.ZstdError
         self.frame: Any = self.new()
         self.data = b""
 
@@ -65,7 +61,12 @@ class _ZstandardReader(io.RawIOBase):
 
 
 def _open_zstandard(path: Path, _: str) -> io.BufferedReader:
-    return io.BufferedReader(_ZstandardReader(path), _BLOCK_BYTES)
+    # Not in the reader: since Python 3.13 a stream whose __init__ failed prints a traceback when it is deleted.
+    try:
+        import zstandard
+    except ImportError:
+        raise DataError(f"{path} needs zstandard; install it with: pip install 'longspan[zstd]'") from None
+    return io.BufferedReader(_ZstandardReader(path.open("rb"), zstandard), _BLOCK_BYTES)
 
 
 _STREAM_OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zstandard}
@@ -199,20 +200,26 @@ class _Extractor:
 
 
 class _CheckedHeader(tarfile.TarInfo):
-    """A tar header whose size is checked, because tarfile would read without end, or backwards, for a forged one."""
+    """A tar header whose size is checked, because tarfile would read without end, or backwards, for a forged one.
+
+    `frombuf` is the wrong place for a check: newer releases of Python parse headers without calling it.
+    """
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_CheckedHeader":
+    def fromtarfile(cls, archive: tarfile.TarFile) -> "_CheckedHeader":
         try:
-            info = super().frombuf(buf, encoding, errors)
+            return super().fromtarfile(archive)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # a block of zeros ends the archive
+            raise
         except tarfile.HeaderError as error:
-            if len(buf) == tarfile.BLOCKSIZE and not any(buf):  # a block of zeros ends the archive
-                raise
             raise ValueError(str(error)) from None  # tarfile would treat a damaged header as the end
-        extended = info.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
-        if info.size < 0 or (info.size > _MAX_HEADER_BYTES and (extended or info.type in b"LK")):
-            raise ValueError(f"a header declares {info.size:,} bytes")
-        return info
+
+    def _proc_member(self, archive: tarfile.TarFile) -> "_CheckedHeader":
+        """Runs before anything of the member is read. A subclass may override it, says tarfile."""
+        extended = self.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+        if self.size < 0 or (self.size > _MAX_HEADER_BYTES and (extended or self.type in b"LK")):
+            raise ValueError(f"a header declares {self.size:,} bytes")
+        return super()._proc_member(archive)  # type: ignore[misc, no-any-return]
 
 
 class _LimitedReader(io.RawIOBase):

@@ -251,11 +251,11 @@ def open_slots(model: LanguageModel, width: int, reading: Reading | None = None)
     state = model.initial_state(1, reading, trainable=False)
     if not model.training and step_layers(model, state) is not None:
         return RingSlots(model, reading, width)
-    return (StateSlots if _has_fixed_size(model, reading) else RowSlots)(model, reading, width)
+    return (StateSlots if has_fixed_size(model, reading) else RowSlots)(model, reading, width)
 
 
 @torch.no_grad()
-def _has_fixed_size(model: LanguageModel, reading: Reading) -> bool:
+def has_fixed_size(model: LanguageModel, reading: Reading) -> bool:
     """Whether a state of full size keeps its shapes. That of the Compressive Transformer grows until a block of
     positions is compressed, at the same step in all rows."""
     state = model.initial_state(1, reading, trainable=False, filled=True)

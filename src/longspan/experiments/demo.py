@@ -144,7 +144,8 @@ class Watch(Observer):
         sample = "".join(continuation(model, f"{story(Random(3))}{OPENING}", SAMPLE, temperature=0.6))
         trainer.model.train(training)
         readable = "".join(c if (c.isprintable() and c != "\ufffd") or c == "\n" else "." for c in sample)
-        self.moments.append(Moment(trainer.step, bits, OPENING + readable))
+        lines = readable.rpartition("\n")[0] or readable  # complete lines, once there are any
+        self.moments.append(Moment(trainer.step, bits, OPENING + lines))
         self.show(self.moments[-1])
 
 

@@ -89,6 +89,15 @@ def summary(name: str) -> Summary:
     return Summary(lines[0] if lines else "", memory)
 
 
+def defaults() -> dict[str, dict[str, Any]]:
+    """Every key of a config with its default in each family that has it, by key and family."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in known_families():
+        for key, value in config.keys(family(name).Config).items():
+            found.setdefault(key, {})[name] = value
+    return found
+
+
 def name_of(model: LanguageModel) -> str:
     """The name that a model's class is registered under. Only families whose module is loaded are compared, so that no
     other one is imported."""

@@ -1,7 +1,7 @@
 """StateCache: the `past_key_values` of a longspan model."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,12 +12,41 @@ from longspan.errors import StateError
 from longspan.shapes import Int, Tensor
 
 
+@dataclass(frozen=True)
+class SplitState:
+    """The states of a batch whose rows cannot be joined in one state. `compressive` is such a family: it compresses a
+    block at the same step in all rows of a state, so rows of unequal lengths need states of their own."""
+
+    parts: tuple[State, ...]
+    index: tuple[Int[Tensor, "..."], ...]
+    """Which rows of the batch each part has."""
+
+    @property
+    def batch(self) -> int:
+        return sum(len(rows) for rows in self.index)
+
+    @property
+    def device(self) -> torch.device:
+        return self.index[0].device
+
+    def rows(self, index: Int[Tensor, "B"]) -> "SplitState":
+        """Some rows in the given order, as in a State. Parts that have none of them are left out."""
+        parts, found = [], []
+        for part, own in zip(self.parts, self.index, strict=True):
+            same = index[:, None] == own
+            chosen = same.any(dim=1).nonzero()[:, 0]
+            if len(chosen):
+                parts.append(part.rows(same[chosen].int().argmax(dim=1)))
+                found.append(chosen)
+        return SplitState(tuple(parts), tuple(found))
+
+
 class StateCache:
     """A mutable wrapper of an immutable `State`, as `generate` expects: every forward pass replaces the state in it."""
 
     is_compileable = False
 
-    def __init__(self, state: State, seen: int = 0) -> None:
+    def __init__(self, state: State | SplitState, seen: int = 0) -> None:
         self.state, self.seen = state, seen
         """`seen` counts the columns of `input_ids` that were read, padding included."""
 
@@ -29,7 +58,8 @@ class StateCache:
         return StateCache(self.state, self.seen)
 
     def reorder_cache(self, beam_idx: Int[Tensor, "B"]) -> None:
-        self.state = self.state.rows(beam_idx.to(self.state.length.device))
+        device = self.state.device if isinstance(self.state, SplitState) else self.state.length.device
+        self.state = self.state.rows(beam_idx.to(device))
 
     def batch_select_indices(self, indices: Int[Tensor, "B"]) -> None:
         self.reorder_cache(indices)

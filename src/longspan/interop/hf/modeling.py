@@ -9,7 +9,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from longspan.checkpoints.weights import weights_of
 from longspan.contract import LanguageModel, State
 from longspan.errors import ConfigError, StateError
-from longspan.interop.hf.cache import StateCache
+from longspan.interop.hf.cache import SplitState, StateCache
 from longspan.interop.hf.config import LongspanConfig
 from longspan.interop.hf.reading import IGNORED, Inputs, Outputs, read_padded, token_losses
 from longspan.shapes import Bool, Float, Int, Tensor
@@ -122,7 +122,7 @@ class LongspanForCausalLM(PreTrainedModel, GenerationMixin):
             found = read_padded(self.model, Inputs(tokens, starts, hidden=inputs.hidden), padding, state)
             assert found.logits is not None
             loss = _mean(token_losses(found.logits, targets), targets)
-        elif bool((targets == IGNORED).any()) or bool(padding.any()):
+        elif isinstance(state, SplitState) or bool((targets == IGNORED).any()) or bool(padding.any()):
             found = read_padded(self.model, Inputs(tokens, starts, targets, hidden=inputs.hidden), padding, state)
             assert found.losses is not None
             loss = _mean(found.losses, targets)
@@ -154,7 +154,7 @@ class LongspanForCausalLM(PreTrainedModel, GenerationMixin):
         return torch.stack(losses).sum(), Outputs(state.detach())
 
     def _update(
-        self, cache: StateCache | None, state: State, columns: int, use_cache: bool | None
+        self, cache: StateCache | None, state: State | SplitState, columns: int, use_cache: bool | None
     ) -> StateCache | None:
         """The given cache with the new state, or a new one if it is wanted."""
         if cache is not None:

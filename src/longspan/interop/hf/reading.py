@@ -1,15 +1,17 @@
 """Reading a batch of `transformers` with a longspan model: in segments, in windows, and without padding."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch.nn import functional as F
 
 from longspan.cache import TokenWindow
 from longspan.contract import LanguageModel, State
+from longspan.decoding.slots import has_fixed_size
 from longspan.decoding.window import last_logits
-from longspan.interop.hf.cache import merge_rows
+from longspan.interop.hf.cache import SplitState, merge_rows
 from longspan.shapes import Bool, Float, Int, Tensor
 
 IGNORED = -100
@@ -44,13 +46,15 @@ class Inputs:
 class Outputs:
     """Logits or losses of the positions, and the state after them."""
 
-    state: State
+    state: State | SplitState
     logits: Float[Tensor, "B K V"] | None = None
     losses: Float[Tensor, "B T"] | None = None
     hidden: tuple[Tensor, ...] | None = None
 
 
-def read_padded(model: LanguageModel, inputs: Inputs, padding: Int[Tensor, "B"], state: State | None) -> Outputs:
+def read_padded(
+    model: LanguageModel, inputs: Inputs, padding: Int[Tensor, "B"], state: State | SplitState | None
+) -> Outputs:
     """Read rows that begin with `padding` columns which are not part of the text.
 
     Rows with the same padding are read together, without it. So each row gives the numbers that it gives alone, in
@@ -58,17 +62,12 @@ def read_padded(model: LanguageModel, inputs: Inputs, padding: Int[Tensor, "B"],
     """
     T = inputs.tokens.shape[1]
     state = model.initial_state(len(padding)) if state is None else state
-    # A window of tokens has no mask, so its rows must have equal lengths too.
-    windowed = bool(state.caches) and isinstance(state.caches[0], TokenWindow)
-    kinds = torch.stack([padding, state.length if windowed else torch.zeros_like(padding)], dim=1)
-    groups = kinds.unique(dim=0)
-    if len(groups) == 1 and not padding.any():
+    if isinstance(state, State) and not padding.any() and not _has_unequal_windows(state):
         return read(model, inputs, state)
     results, rows = [], []
-    for kind in groups:
-        chosen, count = (kinds == kind).all(dim=1).nonzero()[:, 0], int(kind[0])
+    for chosen, part in _groups(padding, state):
+        count = int(padding[chosen[0]])
         rows.append(chosen)
-        part = state.rows(chosen)
         results.append(Outputs(part) if count == T else read(model, inputs.part(slice(count, T), chosen), part))
     order = torch.cat(rows).argsort()
 
@@ -87,11 +86,41 @@ def read_padded(model: LanguageModel, inputs: Inputs, padding: Int[Tensor, "B"],
     layers = len(next((result.hidden for result in results if result.hidden), ()))
     hidden = [join(lambda result, n=n: result.hidden and result.hidden[n], T) for n in range(layers)]  # type: ignore[misc]
     return Outputs(
-        merge_rows([result.state for result in results], rows),
+        _joined(model, [cast(State, result.state) for result in results], rows),
         join(lambda result: result.logits, min(inputs.keep or T, T)),
         join(lambda result: result.losses, T),
         tuple(layer for layer in hidden if layer is not None) or None,
     )
+
+
+def _has_unequal_windows(state: State) -> bool:
+    """Whether rows have windows of unequal lengths. A window has no mask, so such rows must not be read together."""
+    return _is_window(state) and bool((state.length != state.length[0]).any())
+
+
+def _is_window(state: State) -> bool:
+    return bool(state.caches) and isinstance(state.caches[0], TokenWindow)
+
+
+def _groups(padding: Int[Tensor, "B"], state: State | SplitState) -> Iterator[tuple[Int[Tensor, "R"], State]]:
+    """Rows that can be read together, with their state: those with the same padding, in one part of the state."""
+    if isinstance(state, State):
+        parts: Iterable[tuple[Tensor, State]] = [(torch.arange(len(padding), device=padding.device), state)]
+    else:
+        parts = zip(state.index, state.parts, strict=True)
+    for own, part in parts:
+        lengths = part.length if _has_unequal_windows(part) else torch.zeros_like(padding[own])
+        kinds = torch.stack([padding[own], lengths], dim=1)
+        for kind in kinds.unique(dim=0):
+            chosen = (kinds == kind).all(dim=1).nonzero()[:, 0]
+            yield own[chosen], part.rows(chosen)
+
+
+def _joined(model: LanguageModel, states: Sequence[State], rows: Sequence[Int[Tensor, "..."]]) -> State | SplitState:
+    """The states of groups of rows as one, if the family allows rows of unequal lengths in a state."""
+    if len(states) == 1 or _is_window(states[0]) or has_fixed_size(model, states[0].reading):
+        return merge_rows(states, rows)
+    return SplitState(tuple(states), tuple(rows))
 
 
 def read(model: LanguageModel, inputs: Inputs, state: State) -> Outputs:

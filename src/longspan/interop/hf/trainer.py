@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, Sampler, SequentialSampler
 from transformers import Trainer
 
 from longspan.checkpoints.states import load_state, save_state
+from longspan.contract import State
 from longspan.data.batch_streams import BatchStreams
 from longspan.errors import ConfigError
 from longspan.interop.hf.cache import StateCache
@@ -125,7 +126,7 @@ class MemoryTrainer(Trainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
-        if self.memory is not None:
+        if self.memory is not None and isinstance(self.memory.state, State):
             folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
             save_state(folder / self._memory_name, self.memory.state, model_hash="")
 

@@ -206,3 +206,12 @@ def test_a_batch_that_cannot_be_divided_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"training.batch=6 .* 4 processes"):
         Processes(0, 4).check_batch(6, 1)
     ALONE.check_batch(6, 2)
+
+
+def test_graph_capture_is_refused_with_torchrun() -> None:
+    def work(processes: Processes) -> None:
+        recipe = make_recipe(training_cuda_graph=True, data_documents=False)
+        with pytest.raises(ConfigError, match=r"training\.cuda_graph=true.*torchrun.*cuda_graph=false"):
+            run.make_trainer(recipe, make_text(300), torch.device("cpu"), (), processes)
+
+    assert on_processes(1, work) == [0]

@@ -157,12 +157,12 @@ def _byte_before(chunk: Chunk) -> bytes:
 
 @contextlib.contextmanager
 def _positions(chunk: Chunk, read: Callable[[Iterable[bytes], str], Iterable[Any]]) -> Iterator[None]:
-    """If reading a part of a document fails, `read` the document from its start: the error then names the position."""
+    """If reading a part of a file fails, `read` the file from its start: the error then names the position."""
     try:
         yield
     except DataError:
-        if not chunk.begins:
-            deque(read(read_blocks(Path(chunk.path), chunk.origin, chunk.stop), chunk.path), 0)
+        if chunk.start and chunk.field is None:
+            deque(read(read_blocks(Path(chunk.path), 0, chunk.stop), chunk.path), 0)
         raise
 
 

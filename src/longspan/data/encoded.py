@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -24,7 +24,16 @@ from longspan.data.cache import (
     write_json,
 )
 from longspan.data.documents import tasks
-from longspan.data.encoding import encode_task, encoder, run_in_threads, run_tasks, useful_workers
+from longspan.data.encoding import (
+    EncodedTask,
+    Task,
+    encode_task,
+    encoder,
+    run_in_threads,
+    run_tasks,
+    subword_workers,
+    useful_workers,
+)
 from longspan.data.json_lines import warn_about_json_lines
 from longspan.data.sources import Source, TextFormat, find_source
 from longspan.data.splits import SPLITS, ByName, Piece, describe_splits, split_pieces
@@ -232,16 +241,28 @@ def _write(
     total = sum(piece.size for piece in pieces)
     with Writer(folder, tokenizer) as out:
         todo = islice(tasks(pieces, tokenizer.unit), out.done.tasks, None)
-        if workers is None and tokenizer.unit in ("byte", "subword"):
-            # Bytes are only copied, and the library for subwords uses all cores by itself.
-            found = run_in_threads(partial(encode_task, tokenizer), todo)
-        else:
-            found = run_tasks(encoder(tokenizer), todo, workers or useful_workers(pieces, tokenizer.size))
+        found = _encode_tasks(pieces, todo, tokenizer, workers)
         for task, result in found:
             out.add(result, sum(chunk.size for chunk in task))
             if progress is not None:
                 progress(out.done.read, total)
         out.finish()
+
+
+def _encode_tasks(
+    pieces: Sequence[Piece], todo: Iterator[Task], tokenizer: Tokenizer, workers: int | None
+) -> Iterator[tuple[Task, EncodedTask]]:
+    """The result of every task, in order, from `workers` processes. Default: as many as are useful."""
+    if workers is not None:
+        return run_tasks(encoder(tokenizer), todo, workers)
+    if tokenizer.unit == "subword":
+        workers, threads = subword_workers(pieces)
+        if workers > 1:
+            return run_tasks(encoder(tokenizer), todo, workers, threads)
+    if tokenizer.unit in ("byte", "subword"):
+        # Bytes are only copied, and the library for subwords uses several cores by itself.
+        return run_in_threads(partial(encode_task, tokenizer), todo)
+    return run_tasks(encoder(tokenizer), todo, useful_workers(pieces, tokenizer.size))
 
 
 def _load(folder: Path, name: str, split: str | None, tokenizer: Tokenizer, written: bool = False) -> Encoded | None:

@@ -106,8 +106,8 @@ def find_source(
     documents = _assign_splits(_find_documents(path, cache, form), path)
     if form.field is not None and any(d.size for d in documents) and not any(d.field for d in documents):
         raise DataError(
-            f"{name} has no JSON lines and no table, so the field {form.field!r} is not used; leave it out to read plain"
-            " text, or write one JSON object per line"
+            f"{name} has no JSON lines and no table, so the field {form.field!r} is not used; leave it out for plain "
+            "text, or write one JSON object per line"
         )
     documents = _replace_held_out(documents, held_out, cache, form)
     kept = tuple(document for document in documents if document.size or document.split)

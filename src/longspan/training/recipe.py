@@ -492,20 +492,6 @@ def _located(error: ConfigError, path: Path, over: Mapping[str, Any]) -> ConfigE
     return ConfigError(f"{path.name}, line {line}: {error}")
 
 
-def data_config_of(model: Path, corpus: str) -> DataConfig:
-    """The data table of the run that `model` belongs to, if the run was trained on `corpus`, else the default one.
-
-    Without its valid and test files, a split of that corpus would contain text that the model was trained on.
-    """
-    for folder in (model, model.parent):
-        try:
-            data = config.build(DataConfig, config.read_toml(folder / "recipe.toml").get("data", {}), "data")
-        except (ConfigError, AttributeError):  # no recipe, or not a valid one
-            continue
-        return data if Path(data.corpus).resolve() == Path(corpus).resolve() else DataConfig()
-    return DataConfig()
-
-
 def build_recipe(values: Mapping[str, Any], name: str = "recipe") -> Recipe:
     """A recipe from plain values. Unknown keys and wrong types are errors."""
     tables = dict(values)

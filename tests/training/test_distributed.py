@@ -30,9 +30,7 @@ READING = {"segment", "memory", "clamp", "same_length", "pointer"}
 EVERYTHING = bool(os.environ.get("LONGSPAN_TORTURE"))
 # Those whose loss, gradient or random numbers are not the same for every row. `make torture` has all.
 VARIANTS = ["regularised", "lstm-adaptive", "adaptive-span", "compressive-convolution", "universal", "al-rfou"]
-VARIANTS += ["reformer"]
-# With documents, the shapes of their attention depend on the rows, and so do the masks of its dropout.
-NO_SAME_ATTENTION_DROPOUT = {"sparse-fixed", "longformer-global", "bigbird"}
+VARIANTS += ["reformer", "bigbird", "xlnet", "bert"]
 
 
 def recipe_of(name: str, rate: float = 0.2, **training: Any) -> Recipe:
@@ -41,7 +39,7 @@ def recipe_of(name: str, rate: float = 0.2, **training: Any) -> Recipe:
     known = {*keys(family(chosen).Config), *READING}
     model: dict[str, Any] = {key: value for key, value in SMALL.items() if key in known} | values
     rates = [key for key in known if key == "dropout" or key.endswith("_dropout")]
-    model |= {key: rate for key in rates if not (key == "attention_dropout" and name in NO_SAME_ATTENTION_DROPOUT)}
+    model |= dict.fromkeys(rates, rate)
     model.pop("vocabulary")
     reading = {key: model.pop(key) for key in READING & set(model)}
     if "memory" in reading:
@@ -62,8 +60,7 @@ def curve(recipe: Recipe, processes: Processes) -> list[float]:
 def compare_losses(folder: str) -> None:
     """The losses of all cases on one process and on several, as a file for the test."""
     importlib.import_module("torch._dynamo")  # optimisers would import it in every child
-    # Every process draws the orders and masks of its own rows, so these do not equal one process.
-    names = [name for name in ALL if name not in ("xlnet", "bert")] if EVERYTHING else VARIANTS
+    names = list(ALL) if EVERYTHING else VARIANTS
     double = {name: recipe_of(name, precision="float64") for name in names}
     double["accumulated"] = recipe_of("regularised", precision="float64", accumulate=2, checkpoint_activations=True)
     double["sgd"] = recipe_of(

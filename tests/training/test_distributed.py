@@ -75,6 +75,8 @@ def compare_losses(folder: str) -> None:
     single = {name: recipe_of(name, precision="float32") for name in ("plain", "compressive-convolution")}
     for optimizer in ("adamw", "muon"):
         double[f"fsdp {optimizer}"] = recipe_of("adaptive", precision="float64", optimizer=optimizer, parallel="fsdp")
+    # Its layers have a second loss, which FSDP must gather their weights for.
+    double["fsdp compressive"] = recipe_of("compressive-convolution", precision="float64", parallel="fsdp")
     double["muon"] = recipe_of("longspan", precision="float64", optimizer="muon", batch=[[0, 4], [7, 8]])
     double["fsdp parts"] = recipe_of(
         "pointer", precision="float64", accumulate=2, checkpoint_activations=True, parallel="fsdp"

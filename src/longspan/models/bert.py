@@ -27,6 +27,7 @@ from longspan.nn.biased_layer import BiasedConfig, BiasedLayer, initialise_norma
 from longspan.nn.embedding import AdaptiveEmbedding
 from longspan.nn.learned_positions import LearnedPositions
 from longspan.nn.model_config import require
+from longspan.nn.precision import wide
 from longspan.nn.whole_batch import mean_of_marked, random_rows, row_before
 from longspan.nn.window_transformer import WindowTransformer
 from longspan.shapes import Bool, Float, Int, Tensor
@@ -170,7 +171,8 @@ class BERT(WindowTransformer):
             return losses, None
         # With an axis of positions, because dropout takes a tensor without one for weights that all rows share.
         pooled = self.dropout(self.pooler(last[:, :1]).tanh())[:, 0]
-        return losses, F.cross_entropy(self.next_sentence(pooled).float(), following)
+        scores = self.next_sentence(pooled)
+        return losses, F.cross_entropy(scores.to(wide(scores.dtype)), following)
 
     def make_pairs(self, tokens: Int[Tensor, "B T"]) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B"]]:
         """[classify] first [separator] second [separator] with as many tokens as before, and 1 where the second text

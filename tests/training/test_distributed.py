@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,7 +29,7 @@ from tests.training.processes import on_processes, tensors
 STEPS = 20
 READING = {"segment", "memory", "clamp", "same_length", "pointer"}
 EVERYTHING = bool(os.environ.get("LONGSPAN_TORTURE"))
-# Those whose loss, gradient or random numbers are not the same for every row. `make torture` has all.
+# Those whose loss, gradient or random numbers are not the same for every row.
 VARIANTS = ["regularised", "lstm-adaptive", "adaptive-span", "compressive-convolution", "universal", "al-rfou"]
 VARIANTS += ["reformer", "bigbird", "xlnet", "bert"]
 
@@ -57,9 +58,8 @@ def curve(recipe: Recipe, processes: Processes) -> list[float]:
     return found
 
 
-def compare_losses(folder: str) -> None:
-    """The losses of all cases on one process and on several, as a file for the test."""
-    importlib.import_module("torch._dynamo")  # optimisers would import it in every child
+def cases() -> dict[str, Recipe]:
+    """All families and variants in `make torture`, in both forms; else those that differ in how they are divided."""
     names = list(ALL) if EVERYTHING else VARIANTS
     double = {name: recipe_of(name, precision="float64") for name in names}
     double["accumulated"] = recipe_of("regularised", precision="float64", accumulate=2, checkpoint_activations=True)
@@ -72,7 +72,6 @@ def compare_losses(folder: str) -> None:
         locked_dropout=True,
         weight_dropout=0.1,
     )
-    single = {name: recipe_of(name, precision="float32") for name in ("plain", "compressive-convolution")}
     for optimizer in ("adamw", "muon"):
         double[f"fsdp {optimizer}"] = recipe_of("adaptive", precision="float64", optimizer=optimizer, parallel="fsdp")
     # Its layers have a second loss, which FSDP must gather their weights for.
@@ -81,12 +80,21 @@ def compare_losses(folder: str) -> None:
     double["fsdp parts"] = recipe_of(
         "pointer", precision="float64", accumulate=2, checkpoint_activations=True, parallel="fsdp"
     )
-    double |= {f"fsdp {name}": recipe_of(name, precision="float64", parallel="fsdp") for name in names if EVERYTHING}
-    cases = {f"float64 {name}": recipe for name, recipe in double.items()}
-    cases |= {f"float32 {name}": recipe for name, recipe in single.items()}
+    sharded = names if EVERYTHING else ["bert"]
+    double |= {f"fsdp {name}": recipe_of(name, precision="float64", parallel="fsdp") for name in sharded}
+    single = names if EVERYTHING else ["plain", "compressive-convolution"]
+    return {f"float64 {name}": recipe for name, recipe in double.items()} | {
+        f"float32 {name}": recipe_of(name, precision="float32") for name in single
+    }
+
+
+def compare_losses(folder: str) -> None:
+    """The losses of all cases on one process and on several, as a file for the test."""
+    importlib.import_module("torch._dynamo")  # optimisers would import it in every child
+    recipes = cases()
 
     def work(processes: Processes) -> None:
-        found = {name: curve(recipe, processes) for name, recipe in cases.items()}
+        found = {name: curve(recipe, processes) for name, recipe in recipes.items()}
         if processes.is_first:
             Path(folder, f"{processes.size if processes.distributed else 0}.json").write_text(json.dumps(found))
 
@@ -96,14 +104,19 @@ def compare_losses(folder: str) -> None:
 
 @pytest.mark.slow
 def test_losses_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
-    assert run_in_process(compare_losses, str(tmp_path)) == 0
+    assert run_in_process(compare_losses, str(tmp_path), timeout=None if EVERYTHING else 300) == 0
     alone, *others = [json.loads(path.read_text()) for path in sorted(tmp_path.iterdir())]
     assert others
-    for divided in others:
-        for name, expected in alone.items():
-            bound = 1e-10 if name.startswith("float64") else 1e-5
-            assert divided[name] == pytest.approx(expected, rel=0, abs=bound), name
-            assert expected[-1] < expected[0], name
+    bounds = {"float64": 1e-10, "float32": 1e-5}
+    different = {
+        name: difference
+        for divided in others
+        for name, expected in alone.items()
+        if not (difference := np.abs(np.subtract(divided[name], expected)).max()) <= bounds[name.split()[0]]
+    }
+    assert not different
+    # The tokens that xlnet and bert predict differ from step to step, so a single loss may rise.
+    assert [name for name, expected in alone.items() if not np.mean(expected[-5:]) < np.mean(expected[:5])] == []
 
 
 class OddBytes(ByteTokenizer):

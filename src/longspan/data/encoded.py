@@ -20,6 +20,7 @@ from longspan.data.cache import (
     read_json,
     remove_folder,
     resumable_folder,
+    scratch_folder,
     signature,
     write_json,
 )
@@ -156,7 +157,7 @@ def open_corpus(
     training split. If a spec is given and no split, it builds it from all of the text.
 
     `field` is the key of the text in JSON lines and the column in tables (default "text"). `encoding` is that of the
-    files, if it is not UTF-8. `progress` is called with the bytes encoded so far and in all.
+    files, if it is not UTF-8. `progress` is called with the bytes counted and encoded so far and in all.
     """
     root = cache_folder(cache)
     given = {name: str(path) for name, path in (held_out or {}).items() if split is not None}
@@ -168,10 +169,11 @@ def open_corpus(
     if isinstance(spec, str):
         spec = find_tokenizer(spec)
     pieces = split_pieces(source.name, source.documents, source.split, split, spec.unit)
+    stages = _Stages(progress, sum(piece.size for piece in pieces))
     if isinstance(spec, TokenizerSpec):
         identity: Any = dataclasses.asdict(spec)
         vocabulary_splits = spec.vocabulary_splits if split or tokenizer is None else (None,)
-        chosen = _build_tokenizer(source, spec, vocabulary_splits, contents, root)
+        chosen = _build_tokenizer(source, spec, vocabulary_splits, contents, root, stages.counting)
     else:
         identity, chosen = spec.fingerprint, spec
     ranges = _byte_ranges(source, pieces)
@@ -184,7 +186,7 @@ def open_corpus(
     while found is None:
         with resumable_folder(target) as folder:
             if folder is not None:
-                _write(folder, pieces, chosen, workers, progress)
+                _write(folder, pieces, chosen, workers, stages.encoding)
                 if [signature(path) for path in paths] != before:
                     raise DataError(f"{source.name} changed while it was read; try again when no process writes to it")
         for stale in target.parent.glob(f"{family}-*"):
@@ -200,6 +202,22 @@ def open_corpus(
     return dataclasses.replace(found, splits=describe_splits(source.documents, source.split, spec.unit))
 
 
+class _Stages:
+    """One progress for counting words, if that is needed, and encoding."""
+
+    def __init__(self, progress: Progress | None, size: int) -> None:
+        self.progress, self.size, self.counted = progress, size, 0
+
+    def counting(self, done: int, total: int) -> None:
+        self.counted = total
+        if self.progress is not None:
+            self.progress(done, total + self.size)
+
+    def encoding(self, done: int, total: int) -> None:
+        if self.progress is not None:
+            self.progress(self.counted + done, self.counted + total)
+
+
 def _join_names(names: Sequence[str], most: int = 5) -> str:
     shown = [name if name.isprintable() else repr(name) for name in names[:most]]
     return ", ".join(shown) + (f" and {len(names) - most:,} more" if len(names) > most else "")
@@ -212,7 +230,12 @@ def _byte_ranges(source: Source, pieces: Sequence[Piece]) -> list[tuple[int, int
 
 
 def _build_tokenizer(
-    source: Source, spec: TokenizerSpec, splits: Sequence[str | None], contents: Sequence[str], root: Path
+    source: Source,
+    spec: TokenizerSpec,
+    splits: Sequence[str | None],
+    contents: Sequence[str],
+    root: Path,
+    progress: Progress | None,
 ) -> Tokenizer:
     """The tokenizer of a spec, built from some splits of a corpus. It is cached, because building it reads the text."""
     if spec.kind == "bytes":
@@ -222,16 +245,23 @@ def _build_tokenizer(
     parts = [split_pieces(source.name, source.documents, source.split, part, spec.unit) for part in splits]
     pieces = [piece for part in parts for piece in part]
     path = root / "tokenizers" / f"{key(dataclasses.asdict(spec), contents, _byte_ranges(source, pieces))}.json"
+    found = _cached_tokenizer(path)
+    if found is None:
+        with scratch_folder(path) as folder:
+            found = _cached_tokenizer(path)  # another process may have built it meanwhile
+            if found is None:
+                found = spec.build(pieces, folder=folder, progress=progress)
+                write_json(path, {"fingerprint": found.fingerprint, "tokenizer": found.to_dict()})
+    return found
+
+
+def _cached_tokenizer(path: Path) -> Tokenizer | None:
     cached = read_json(path)
     try:
         found = tokenizer_from_dict(cached["tokenizer"])
-        if found.fingerprint != cached["fingerprint"]:
-            raise CheckpointError(f"{path} was changed")
-        return found
+        return found if found.fingerprint == cached["fingerprint"] else None
     except (CheckpointError, LookupError, TypeError):
-        built = spec.build(pieces)
-        write_json(path, {"fingerprint": built.fingerprint, "tokenizer": built.to_dict()})
-        return built
+        return None
 
 
 def _write(

@@ -6,6 +6,7 @@ import io
 import json
 import lzma
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import numpy as np
 import pytest
 
 from longspan.data import open_corpus
+from longspan.data.json_lines import DataWarning
 from longspan.data.sources import read_standard_input
 from longspan.data.splits import SPLITS
 from longspan.errors import DataError
 from longspan.tokenizers import Tokenizer
+from longspan.tokenizers.subwords import SubwordTokenizer
 from longspan.tokenizers.text import likely_encoding
 from longspan.tokenizers.train_subwords import train_subwords
 
@@ -212,6 +215,22 @@ def test_a_field_that_no_file_has_is_an_error(tmp_path: Path, cache: Path) -> No
     (tmp_path / "a.json").write_text(json.dumps([{"text": "a"}], indent=1))
     with pytest.raises(DataError, match="'text' is not used"):
         open_corpus(tmp_path / "a.json", field="text", cache=cache)
+
+
+def test_a_tokenizer_that_loses_text_is_reported(tmp_path: Path, cache: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    (tmp_path / "a.txt").write_text("abc ABC\n" * 20)
+    for vocabulary, lossless in (({"a": 0, "b": 1, "c": 2, " ": 3, "\n": 4}, False), (None, True)):
+        if vocabulary is None:
+            tokenizer = train_subwords(["abc"], 256)
+        else:
+            library = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+            library.decoder = tokenizers.decoders.Fuse()
+            tokenizer = SubwordTokenizer(library.to_str())
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            open_corpus(tmp_path / "a.txt", tokenizer=tokenizer, cache=cache)
+        assert [w.category for w in caught] == ([] if lossless else [DataWarning])
 
 
 def test_categories_of_a_table_are_texts(tmp_path: Path, cache: Path) -> None:

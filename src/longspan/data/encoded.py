@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +36,7 @@ from longspan.data.encoding import (
     subword_workers,
     useful_workers,
 )
-from longspan.data.json_lines import warn_about_json_lines
+from longspan.data.json_lines import DataWarning, warn_about_json_lines
 from longspan.data.sources import Source, TextFormat, find_source
 from longspan.data.splits import SPLITS, ByName, Piece, describe_splits, split_pieces
 from longspan.data.tokenizer_specs import TokenizerSpec, find_tokenizer
@@ -43,6 +44,8 @@ from longspan.data.writer import ABOUT, FORMAT, IDS, STARTS, Writer
 from longspan.errors import CheckpointError, DataError
 from longspan.tokenizers import Ids, Tokenizer, WordTokenizer, tokenizer_from_dict
 from longspan.tokenizers.text import read_blocks
+
+_SAMPLE_BYTES = 1 << 14
 
 Progress = Callable[[int, int], None]
 
@@ -199,7 +202,23 @@ def open_corpus(
         raise DataError(f"{source.name} has no tokens with this tokenizer; add text or choose another tokenizer")
     if isinstance(source.split, ByName):
         warn_about_json_lines(source.documents)
+    _warn_about_lost_text(source.name, pieces, chosen)
     return dataclasses.replace(found, splits=describe_splits(source.documents, source.split, spec.unit))
+
+
+def _warn_about_lost_text(name: str, pieces: Sequence[Piece], tokenizer: Tokenizer) -> None:
+    """Warn if the beginning of a text, whitespace apart, is not in its subwords. Scores per byte are then too low."""
+    if tokenizer.unit != "subword":
+        return
+    chunk = next(tasks(pieces, tokenizer.unit, _SAMPLE_BYTES))[0]
+    text = next(documents.read_documents(chunk), b"")
+    if b"".join(tokenizer.decode_bytes(tokenizer.encode(text)).split()) != b"".join(text.split()):
+        warnings.warn(
+            f"the tokenizer changes or drops characters of {name}, so scores per byte and per word are too low to "
+            "compare with others; use a tokenizer of bytes or with a byte fallback",
+            DataWarning,
+            stacklevel=3,
+        )
 
 
 class _Stages:

@@ -251,6 +251,9 @@ def test_standard_input_is_a_file(tmp_path: Path, cache: Path, monkeypatch: pyte
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     with pytest.raises(DataError, match="standard input is empty"):
         read_standard_input(cache)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(DataError, match="several processes"):
+        read_standard_input(cache)
 
 
 def test_without_an_extra_the_error_names_it(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

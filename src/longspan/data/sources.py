@@ -58,6 +58,8 @@ class Source:
 
 def read_standard_input(cache: Path | None = None) -> Path:
     """Copy standard input to a file in the cache. Equal texts have equal names, with the suffix of their format."""
+    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1:  # each process of torchrun would read a part of it
+        raise DataError("standard input cannot be read by several processes; write it to a file and use that as data")
     folder = cache_folder(cache) / "standard-input"
     folder.mkdir(exist_ok=True)
     with tempfile.NamedTemporaryFile(prefix=".part-", dir=folder) as file:

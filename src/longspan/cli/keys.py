@@ -105,7 +105,7 @@ class Key(NamedTuple):
     text: str
 
 
-_RECIPE = Path(__file__).parents[1] / "training" / "recipe.py"
+_RECIPE = Path(__file__).parents[1] / "training" / "recipe_tables.py"
 _TABLES = {"DataConfig": "data", "TrainingConfig": "training", "EvaluationConfig": "evaluation"}
 
 

@@ -4,10 +4,14 @@ import io
 import json
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from longspan.cli.main import app
 from longspan.data.corpora import CORPORA
 from longspan.text_model import load
 from tests.cli.conftest import Cli
@@ -111,3 +115,42 @@ def test_sentences_are_scored_with_an_empty_memory(cli: Cli, tmp_path: Path) -> 
     assert packed["nats"] != pytest.approx(apart["nats"], rel=1e-4)
     held_out = folder / "news.en.heldout-00000-of-00050"
     cli("eval", "--data", held_out, "--sentences").refused("--sentences")
+
+
+def test_every_command_reads_json_lines_and_encodings(
+    cli: Cli, model: Path, rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same text as JSON lines, in another encoding and on standard input has the same losses."""
+    text = "".join(LINES)
+    Path("plain.txt").write_text(text)
+    Path("latin.txt").write_text(text, encoding="latin1")
+    fast = ("--contexts", "5:15:5", "--targets", 12, "--json")
+    expected = cli("recl", model, "--data", "plain.txt", *fast).json
+    assert cli("recl", model, "--data", rows, "--field", "body", *fast).json == expected
+    assert cli("recl", model, "--data", "latin.txt", "--encoding", "latin1", *fast).json == expected
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    assert cli("recl", model, "--data", "-", *fast).json == expected
+    cli("recl", model, "--data", rows, *fast).refused("line 1", "'body'", "--field")
+    costs = [
+        cli("export", model, f"int8-{k}", "--int8", "--data", *form).out.partition("cost:")[2]
+        for k, form in enumerate((["plain.txt"], [rows, "--field", "body"], ["latin.txt", "--encoding", "latin1"]))
+    ]
+    assert costs[0]
+    assert costs == [costs[0]] * 3
+    cli("figures", model, "--data", rows, "--memories", "4", "--out", "p").refused("line 1", "'body'", "--field")
+
+
+def test_the_options_of_a_text_are_the_same_everywhere() -> None:
+    """Tasks have their own formats; `score` reads files as they are, because its offsets are those of the bytes."""
+    texts = {name: options for name, options in commands(typer.main.get_command(app)) if "--data" in options}
+    assert {"train", "eval", "recl", "figures", "compare", "export", "tokenizer train"} <= set(texts)
+    for name, options in texts.items():
+        if name not in ("finetune", "predict", "embed", "evaluate-tasks"):
+            assert {"--field", "--encoding"} <= options, name
+
+
+def commands(command: Any, name: str = "") -> Iterator[tuple[str, set[str]]]:
+    """All commands with the names of their options."""
+    for each, below in getattr(command, "commands", {}).items():
+        yield from commands(below, f"{name} {each}".strip())
+    yield name, {option for parameter in command.params for option in parameter.opts}

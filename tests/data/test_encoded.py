@@ -1,4 +1,5 @@
 import gzip
+import json
 import multiprocessing
 import os
 import pwd
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longspan.data import BatchStreams, Encoded, TokenizerSpec, open_corpus
+from longspan.data import BatchStreams, Encoded, TokenizerSpec, documents, encoding, open_corpus
 from longspan.data.cache import atomic_folder, cache_folder, locked
 from longspan.data.documents import read_documents, tasks
 from longspan.data.encoding import encode_task, encoder, run_tasks
@@ -205,7 +206,7 @@ def test_the_vocabulary_comes_from_the_training_split(tmp_path: Path, cache: Pat
     path.write_text("ab" * 95 + "ac" * 5)
     train = open_corpus(path, "train", "characters", cache=cache)
     assert train.tokenizer == CharacterTokenizer("ab")
-    with pytest.raises(DataError, match=r"character 1 .*'c' \(U\+0063\).* 2 symbols"):
+    with pytest.raises(DataError, match=r"character 191 .*'c' \(U\+0063\).* 2 symbols"):
         open_corpus(path, "test", "characters", cache=cache)
     assert open_corpus(path, None, "characters", cache=cache).tokenizer == CharacterTokenizer("abc")
     wider = TokenizerSpec("characters", "all", vocabulary_splits=("train", "valid", "test"))
@@ -357,6 +358,35 @@ def test_workers_give_the_ids_of_one_process(tmp_path: Path) -> None:
     (tmp_path / "0").write_bytes(texts[0].encode()[:-2] + b"\xff\n")
     with pytest.raises(DataError, match=f"byte {pieces[0].size - 2} "):
         encode_with_workers(pieces, CharacterTokenizer("ab é\r\n"))
+
+
+def test_on_many_cores_subwords_are_encoded_by_processes(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tokenizers")
+    from longspan.tokenizers.train_subwords import train_subwords
+
+    path = tmp_path / "text.jsonl"
+    path.write_text("".join(json.dumps({"text": f"Article {k} about a river in a town."}) + "\n" for k in range(400)))
+    tokenizer = train_subwords([path.read_text()], 300)
+    alone = open_corpus(path, None, tokenizer, cache / "one")
+    monkeypatch.setattr(encoding, "_PARALLEL_MIN_BYTES", 0)
+    pieces = [Piece(path, 0, 1)]
+    counts = {}
+    for cores in (2, 4, 8, 16, 64):
+        monkeypatch.setattr(encoding, "_cores", lambda cores=cores: cores)
+        counts[cores] = encoding.subword_workers(pieces)
+    assert counts == {2: (1, 3), 4: (1, 5), 8: (2, 5), 16: (4, 5), 64: (6, 14)}
+    monkeypatch.setattr(encoding, "_cores", lambda: 8)
+    monkeypatch.setattr(documents, "TASK_BYTES", 5000)
+    started = []
+    workers = encoding._Workers
+    monkeypatch.setattr(encoding, "_Workers", lambda *given: started.append(given[1:]) or workers(*given))
+    divided = open_corpus(path, None, tokenizer, cache / "two")
+    assert started == [(2, 5)]
+    assert np.array_equal(alone.ids, divided.ids)
+    assert alone.fingerprint == divided.fingerprint
+    assert len(divided.starts) == 400
 
 
 def test_workers_import_nothing_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import lzma
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import numpy as np
 import pytest
 
 from longspan.data import open_corpus
+from longspan.data.json_lines import DataWarning
 from longspan.data.sources import read_standard_input
 from longspan.data.splits import SPLITS
 from longspan.errors import DataError
 from longspan.tokenizers import Tokenizer
+from longspan.tokenizers.subwords import SubwordTokenizer
 from longspan.tokenizers.text import likely_encoding
 from longspan.tokenizers.train_subwords import train_subwords
 
@@ -185,6 +188,56 @@ def test_errors_suggest_the_encoding(tmp_path: Path, cache: Path) -> None:
     japanese = "吾輩は猫である。名前はまだ無い。どこで生れたかとんと見当がつかぬ。"
     for text, encoding in ((russian, "cp1251"), (russian, "koi8-r"), (japanese, "cp932"), (japanese, "euc-jp")):
         assert likely_encoding(text.encode(encoding)) == encoding
+    for encoding, suggested in (("utf-16", "utf-16"), ("utf-32", "utf-32"), ("cp932", "cp932")):
+        (tmp_path / "a.jsonl").write_bytes("".join(f'{{"text": "{japanese}"}}\n' for _ in range(2)).encode(encoding))
+        with pytest.raises(DataError, match=f"--encoding {suggested}"):
+            open_corpus(tmp_path / "a.jsonl", cache=cache)
+        path.write_bytes((japanese * 200).encode(encoding)[:-1])  # ends inside a character
+        with pytest.raises(DataError, match=f"--encoding {suggested}"):
+            open_corpus(path, tokenizer="words", cache=cache)
+
+
+def test_a_damaged_text_is_not_taken_for_another_encoding(tmp_path: Path, cache: Path) -> None:
+    text = ("Der Bäcker verkauft Brötchen.\n" * 40).encode()
+    (tmp_path / "a.txt").write_bytes(text + b"\xc3")
+    with pytest.raises(DataError, match=f"byte {len(text)} .*remove these bytes"):
+        open_corpus(tmp_path / "a.txt", "test", tokenizer="characters", cache=cache)
+    lines = [json.dumps({"text": line}, ensure_ascii=False).encode() + b"\n" for line in text.decode().split("\n")]
+    (tmp_path / "a.jsonl").write_bytes(b"".join(lines) + b'{"text": "\xff"}\n')
+    with pytest.raises(DataError, match=r"line 42 .*remove these bytes"):
+        open_corpus(tmp_path / "a.jsonl", cache=cache)
+    (tmp_path / "b.jsonl").write_bytes(b'{"text": "\\ud800"}\n')
+    with pytest.raises(DataError, match=r"line 1 .*surrogate \(U\+D800\)"):
+        open_corpus(tmp_path / "b.jsonl", cache=cache)
+
+
+def test_a_field_that_no_file_has_is_an_error(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps([{"text": "a"}], indent=1))
+    with pytest.raises(DataError, match="'text' is not used"):
+        open_corpus(tmp_path / "a.json", field="text", cache=cache)
+
+
+def test_a_tokenizer_that_loses_text_is_reported(tmp_path: Path, cache: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    (tmp_path / "a.txt").write_text("abc ABC\n" * 20)
+    for vocabulary, lossless in (({"a": 0, "b": 1, "c": 2, " ": 3, "\n": 4}, False), (None, True)):
+        if vocabulary is None:
+            tokenizer = train_subwords(["abc"], 256)
+        else:
+            library = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+            library.decoder = tokenizers.decoders.Fuse()
+            tokenizer = SubwordTokenizer(library.to_str())
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            open_corpus(tmp_path / "a.txt", tokenizer=tokenizer, cache=cache)
+        assert [w.category for w in caught] == ([] if lossless else [DataWarning])
+
+
+def test_categories_of_a_table_are_texts(tmp_path: Path, cache: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"text": pyarrow.array(TEXTS).dictionary_encode()}), tmp_path / "a.parquet")
+    assert documents(tmp_path / "a.parquet", None, cache) == TEXTS
 
 
 def test_standard_input_is_a_file(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +246,14 @@ def test_standard_input_is_a_file(tmp_path: Path, cache: Path, monkeypatch: pyte
         path = read_standard_input(cache)
         assert documents(path, None, cache, field="text") == TEXTS
     assert len(list(path.parent.iterdir())) == 1
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(gzip.compress(rows(TEXTS)))))
+    assert documents(read_standard_input(cache), None, cache, field="text") == TEXTS
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    with pytest.raises(DataError, match="standard input is empty"):
+        read_standard_input(cache)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(DataError, match="several processes"):
+        read_standard_input(cache)
 
 
 def test_without_an_extra_the_error_names_it(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,9 @@ from longspan.kernels.block_attention import (
     gathered,
     reference,
 )
+from longspan.kernels.block_attention.dropout import PairDropout
 from longspan.kernels.block_attention.plan import plans
+from longspan.nn.whole_batch import Division, divided
 
 EDGES = np.array([[[-1, -1], [0, -1], [0, 1], [2, 0], [1, 0], [4, 2], [0, 1], [1, 5], [3, 6]]])
 EDGES = np.concatenate([EDGES, EDGES[:, ::-1].copy()])  # another graph for the second head
@@ -299,6 +301,42 @@ def test_dropout_drops_attention_weights_and_keeps_their_mean() -> None:
     ratio = (block_attention(query, key, value, pattern, dropout=0.25) / kept)[kept > 1e-6]
     torch.testing.assert_close(ratio[ratio != 0], torch.full_like(ratio[ratio != 0], 1 / 0.75), rtol=1e-4, atol=0)
     assert abs(float((ratio == 0).float().mean()) - 0.25) < 0.02
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_dropout_depends_on_positions_and_not_on_the_layout(documents: bool) -> None:
+    """Every form drops the same pairs, and so does a batch of some of the rows."""
+    L = 37
+    query, key, value = (tensor.detach() for tensor in draw(L, B=4, D=16))
+    first_key = None
+    if documents:
+        starts = [[0], [0, 11], [0, 5, 30], [0, 36]]
+        first_key = torch.stack([torch.tensor([max(s for s in row if s <= i) for i in range(L)]) for row in starts])
+    for pattern in (Pattern((Window(5), Columns(0, 2))), Pattern((Chunks(6), Columns(4, 2)))):
+        found = []
+        for form in ("reference", "gathered"):
+            torch.manual_seed(3)
+            with forced(form):
+                found.append(block_attention(query, key, value, pattern, first_key=first_key, dropout=0.3))
+        torch.testing.assert_close(found[0], found[1])
+        torch.manual_seed(3)
+        some = None if first_key is None else first_key[2:]
+        with divided(Division(1, 2, None, True)):
+            part = block_attention(query[2:], key[2:], value[2:], pattern, first_key=some, dropout=0.3)
+        torch.testing.assert_close(found[1][2:], part)
+
+
+def test_dropped_pairs_are_independent() -> None:
+    """Two weights that differ in row, head, query or key are both dropped with probability rate squared."""
+    place = torch.arange(64)
+    weights = torch.ones(16, 4, 64, 64)
+    kept = PairDropout(0.5, weights)(weights, place[:, None], place)
+    dropped = kept == 0
+    assert abs(float(dropped.float().mean()) - 0.5) < 0.005
+    for axis in range(4):
+        both = dropped & dropped.roll(1, axis)
+        assert abs(float(both.float().mean()) - 0.25) < 0.005
+    torch.testing.assert_close(kept.unique(), torch.tensor([0.0, 2.0]))
 
 
 def test_a_plan_cached_in_inference_mode_can_be_used_in_training() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,11 +29,9 @@ from tests.training.processes import on_processes, tensors
 STEPS = 20
 READING = {"segment", "memory", "clamp", "same_length", "pointer"}
 EVERYTHING = bool(os.environ.get("LONGSPAN_TORTURE"))
-# Those whose loss, gradient or random numbers are not the same for every row. `make torture` has all.
+# Those whose loss, gradient or random numbers are not the same for every row.
 VARIANTS = ["regularised", "lstm-adaptive", "adaptive-span", "compressive-convolution", "universal", "al-rfou"]
-VARIANTS += ["reformer"]
-# With documents, the shapes of their attention depend on the rows, and so do the masks of its dropout.
-NO_SAME_ATTENTION_DROPOUT = {"sparse-fixed", "longformer-global", "bigbird"}
+VARIANTS += ["reformer", "bigbird", "xlnet", "bert"]
 
 
 def recipe_of(name: str, rate: float = 0.2, **training: Any) -> Recipe:
@@ -41,8 +40,9 @@ def recipe_of(name: str, rate: float = 0.2, **training: Any) -> Recipe:
     known = {*keys(family(chosen).Config), *READING}
     model: dict[str, Any] = {key: value for key, value in SMALL.items() if key in known} | values
     rates = [key for key in known if key == "dropout" or key.endswith("_dropout")]
-    model |= {key: rate for key in rates if not (key == "attention_dropout" and name in NO_SAME_ATTENTION_DROPOUT)}
+    model |= dict.fromkeys(rates, rate)
     model.pop("vocabulary")
+    model.pop("discount", None)  # only of scores
     reading = {key: model.pop(key) for key in READING & set(model)}
     if "memory" in reading:
         reading["memory"] = min(reading["memory"], 12)
@@ -59,11 +59,9 @@ def curve(recipe: Recipe, processes: Processes) -> list[float]:
     return found
 
 
-def compare_losses(folder: str) -> None:
-    """The losses of all cases on one process and on several, as a file for the test."""
-    importlib.import_module("torch._dynamo")  # optimisers would import it in every child
-    # Every process draws the orders and masks of its own rows, so these do not equal one process.
-    names = [name for name in ALL if name not in ("xlnet", "bert")] if EVERYTHING else VARIANTS
+def cases() -> dict[str, Recipe]:
+    """All families and variants in `make torture`, in both forms; else those that differ in how they are divided."""
+    names = list(ALL) if EVERYTHING else VARIANTS
     double = {name: recipe_of(name, precision="float64") for name in names}
     double["accumulated"] = recipe_of("regularised", precision="float64", accumulate=2, checkpoint_activations=True)
     double["sgd"] = recipe_of(
@@ -75,19 +73,28 @@ def compare_losses(folder: str) -> None:
         locked_dropout=True,
         weight_dropout=0.1,
     )
-    single = {name: recipe_of(name, precision="float32") for name in ("plain", "compressive-convolution")}
     for optimizer in ("adamw", "muon"):
         double[f"fsdp {optimizer}"] = recipe_of("adaptive", precision="float64", optimizer=optimizer, parallel="fsdp")
     double["muon"] = recipe_of("longspan", precision="float64", optimizer="muon", batch=[[0, 4], [7, 8]])
     double["fsdp parts"] = recipe_of(
         "pointer", precision="float64", accumulate=2, checkpoint_activations=True, parallel="fsdp"
     )
-    double |= {f"fsdp {name}": recipe_of(name, precision="float64", parallel="fsdp") for name in names if EVERYTHING}
-    cases = {f"float64 {name}": recipe for name, recipe in double.items()}
-    cases |= {f"float32 {name}": recipe for name, recipe in single.items()}
+    # A layer of compressive has a second loss, which FSDP must gather its weights for.
+    sharded = names if EVERYTHING else ["bert", "compressive-convolution"]
+    double |= {f"fsdp {name}": recipe_of(name, precision="float64", parallel="fsdp") for name in sharded}
+    single = names if EVERYTHING else ["plain", "compressive-convolution"]
+    return {f"float64 {name}": recipe for name, recipe in double.items()} | {
+        f"float32 {name}": recipe_of(name, precision="float32") for name in single
+    }
+
+
+def compare_losses(folder: str) -> None:
+    """The losses of all cases on one process and on several, as a file for the test."""
+    importlib.import_module("torch._dynamo")  # optimisers would import it in every child
+    recipes = cases()
 
     def work(processes: Processes) -> None:
-        found = {name: curve(recipe, processes) for name, recipe in cases.items()}
+        found = {name: curve(recipe, processes) for name, recipe in recipes.items()}
         if processes.is_first:
             Path(folder, f"{processes.size if processes.distributed else 0}.json").write_text(json.dumps(found))
 
@@ -95,16 +102,26 @@ def compare_losses(folder: str) -> None:
         assert on_processes(size, work) == [0] * max(size, 1)
 
 
+def test_every_variant_can_be_compared() -> None:
+    for name in ALL:
+        recipe_of(name)
+
+
 @pytest.mark.slow
 def test_losses_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
-    assert run_in_process(compare_losses, str(tmp_path)) == 0
+    assert run_in_process(compare_losses, str(tmp_path), timeout=None if EVERYTHING else 300) == 0
     alone, *others = [json.loads(path.read_text()) for path in sorted(tmp_path.iterdir())]
     assert others
-    for divided in others:
-        for name, expected in alone.items():
-            bound = 1e-10 if name.startswith("float64") else 1e-5
-            assert divided[name] == pytest.approx(expected, rel=0, abs=bound), name
-            assert expected[-1] < expected[0], name
+    bounds = {"float64": 1e-10, "float32": 1e-5}
+    different = {
+        name: difference
+        for divided in others
+        for name, expected in alone.items()
+        if not (difference := np.abs(np.subtract(divided[name], expected)).max()) <= bounds[name.split()[0]]
+    }
+    assert not different
+    # The tokens that xlnet and bert predict differ from step to step, so a single loss may rise.
+    assert [name for name, expected in alone.items() if not np.mean(expected[-5:]) < np.mean(expected[:5])] == []
 
 
 class OddBytes(ByteTokenizer):
@@ -206,3 +223,12 @@ def test_a_batch_that_cannot_be_divided_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"training.batch=6 .* 4 processes"):
         Processes(0, 4).check_batch(6, 1)
     ALONE.check_batch(6, 2)
+
+
+def test_graph_capture_is_refused_with_torchrun() -> None:
+    def work(processes: Processes) -> None:
+        recipe = make_recipe(training_cuda_graph=True, data_documents=False)
+        with pytest.raises(ConfigError, match=r"training\.cuda_graph=true.*torchrun.*cuda_graph=false"):
+            run.make_trainer(recipe, make_text(300), torch.device("cpu"), (), processes)
+
+    assert on_processes(1, work) == [0]

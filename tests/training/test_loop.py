@@ -25,6 +25,7 @@ from longspan.training.observers.tensorboard import TensorBoard
 from longspan.training.observers.validation import Validate, sample
 from longspan.training.preflight import preflight
 from longspan.training.recipe import build_recipe
+from longspan.training.resume import find_start
 from longspan.training.step import StepInputs
 from tests.training.conftest import losses, make_recipe, make_text, run_in_process, train
 
@@ -214,7 +215,7 @@ def test_a_checkpoint_is_a_model_with_the_averaged_weights(tmp_path: Path, monke
     train(recipe, tmp_path, text, monkeypatch)
     loaded = load_model(tmp_path / "checkpoint-12")
     _, trainer = run.make_trainer(recipe, text, CPU)
-    start = run.find_start(tmp_path, "auto")
+    start = find_start(tmp_path, "auto")
     assert start is not None
     snapshot.load(trainer, start)
     assert trainer.average is not None
@@ -417,7 +418,7 @@ def test_full_is_the_same_after_a_resume(tmp_path: Path) -> None:
         first.take_step()
         first.settle()
         snapshot.save(first, tmp_path / f"checkpoint-{step}")
-        found = run.find_start(tmp_path, "auto")
+        found = find_start(tmp_path, "auto")
         assert found is not None
         snapshot.load(again, found)
         assert [state.full for state in again.states] == [state.full for state in first.states]

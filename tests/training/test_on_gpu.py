@@ -15,6 +15,7 @@ from longspan.training import run, snapshot
 from longspan.training.ledger import WINDOW, NotFiniteError
 from longspan.training.loop import Trainer
 from longspan.training.recipe import Recipe, build_recipe
+from longspan.training.resume import find_start
 from tests.training.conftest import Losses
 
 pytestmark = pytest.mark.gpu
@@ -116,7 +117,7 @@ def test_a_resume_restores_the_state_of_the_device(tmp_path: Path) -> None:
     snapshot.save(first, tmp_path / "checkpoint-4")
     drawn = torch.rand(3, device="cuda")
     second = make(small())
-    start = run.find_start(tmp_path, "auto")
+    start = find_start(tmp_path, "auto")
     assert start is not None
     snapshot.load(second, start)
     assert torch.equal(torch.rand(3, device="cuda"), drawn)

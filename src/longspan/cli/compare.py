@@ -11,6 +11,7 @@ import typer
 from longspan.cli.options import DeviceName, DtypeName, Json, Set, Threads, machine, print_json
 from longspan.cli.progress import progress
 from longspan.cli.recl import parse_contexts
+from longspan.cli.text_options import Data, Encoding, Field, data_overrides, data_path
 from longspan.errors import ConfigError, TrainingError, counted
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ TOKENS = 16_384
 
 def compare(
     recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...", help="Recipes to compare, by name or file.")],
-    data: Annotated[str, typer.Option("--data", metavar="NAME|PATH", help="A corpus, file or folder for all recipes.")],
+    data: Data,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="A folder for the runs and the report.")],
     budget: Annotated[
         str, typer.Option("--budget", help="params=41M,steps=N or params=41M,seconds=N; every part is optional.")
@@ -41,6 +42,8 @@ def compare(
     seeds: Annotated[
         int, typer.Option("--seeds", help="Train each this often, from --seed (else 1) on; prints mean and deviation.")
     ] = 1,
+    field: Field = None,
+    encoding: Encoding = None,
     set_: Set = [],  # noqa: B006 (typer copies it)
     grid: Annotated[
         list[str],
@@ -92,7 +95,8 @@ def compare(
     numbers = [seed] if seeds == 1 else [first + k for k in range(seeds)]
     members = variants(name_members(recipes, results), parse_grid(grid), numbers, parse_each(each))
     precision = () if dtype == "auto" else (f"training.precision={dtype}",)
-    setup = Setup(data, limits, where.device, where.dtype, (*set_, *precision), seed, tokens)
+    changes = (*set_, *data_overrides(field, encoding), *precision)
+    setup = Setup(data_path(data), limits, where.device, where.dtype, changes, seed, tokens)
     try:
         measured: dict[str, Any] = {"contexts": lengths, "targets": targets}
         found = group.compare(members, results, setup, parallel=parallel, log=_log, **measured)
@@ -108,6 +112,7 @@ def compare(
         given = {"--budget": budget, "--data": data, "--out": out, "--tokens": tokens, "--contexts": contexts}
         given |= {"--targets": targets, "--seed": seed, "--device": device, "--dtype": dtype, "--threads": threads}
         given |= {"--seeds": seeds, "--set": set_, "--grid": grid, "--each": each, "--parallel": parallel}
+        given |= {"--field": field, "--encoding": encoding}
         command = _command(recipes, given) + ("" if report else " --no-report")
         _log(f"{message}; continue with: {command}")
         raise typer.Exit(code) from None

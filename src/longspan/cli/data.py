@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from longspan.cli.options import Encoding, Field, Json, data_path, print_json, print_rows
+from longspan.cli.options import Json, print_json, print_rows
 from longspan.cli.progress import progress
+from longspan.cli.text_options import DataArgument, Encoding, Field, data_path
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, fetch and describe texts.")
 
@@ -50,9 +51,7 @@ def get(
 @app.command("info")
 def info(
     *,
-    data: Annotated[
-        str, typer.Argument(metavar="DATA", help="A file, a folder, - (standard input), or a known corpus.")
-    ],
+    data: DataArgument,
     tokenizer: Annotated[
         str | None,
         typer.Option("--tokenizer", metavar="NAME|PATH", help="A name or a path. Default: the corpus's own."),

@@ -8,12 +8,9 @@ import typer
 from longspan.cli.options import (
     DeviceName,
     DtypeName,
-    Encoding,
-    Field,
     Json,
     ModelOrBundled,
     Threads,
-    data_path,
     machine,
     note,
     note_bundled,
@@ -22,6 +19,7 @@ from longspan.cli.options import (
 )
 from longspan.cli.progress import progress
 from longspan.cli.reading_options import Clamp, Discount, Memory, Pointer, SameLength, Segment, given_settings
+from longspan.cli.text_options import Data, Encoding, Field, Sentences, Split, data_path
 from longspan.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,18 +31,11 @@ if TYPE_CHECKING:
 def evaluate(
     *,
     model: ModelOrBundled = None,
-    data: Annotated[
-        str, typer.Option("--data", help="A file, a folder, - (standard input), or a corpus of `longspan data list`.")
-    ],
+    data: Data,
     field: Field = None,
     encoding: Encoding = None,
-    split: Annotated[
-        str | None, typer.Option("--split", help="train, valid or test. Default: the complete text.")
-    ] = None,
-    sentences: Annotated[
-        bool,
-        typer.Option("--sentences", help="Empty the memory before every sentence of a corpus such as lm1b."),
-    ] = False,
+    split: Split = None,
+    sentences: Sentences = False,
     segment: Segment = None,
     memory: Memory = None,
     clamp: Clamp = None,
@@ -89,13 +80,13 @@ def evaluate(
     """Bits, nats and perplexity of a text. Default settings are those of the model."""
     from longspan.bundled import model_path
     from longspan.checkpoints.model_folder import find_model, open_model
-    from longspan.data import CORPORA, open_corpus
+    from longspan.data import CORPORA
     from longspan.models.families import name_of
     from longspan.scoring.dynamic import learning_dtypes
     from longspan.scoring.loss_file import check_loss_file, loss_file
     from longspan.scoring.losses import check_text
     from longspan.scoring.score import default_method, score
-    from longspan.training.recipe import data_config_of
+    from longspan.training.model_text import open_text_for
 
     where = machine(device, dtype, threads)
     weights, precision = learning_dtypes(where.dtype) if dynamic else (where.dtype, None)
@@ -112,18 +103,9 @@ def evaluate(
     if method == "sliding" and streams != 1 and dynamics is None:
         why = "--sliding" if sliding else "a model without memory"
         raise ConfigError(f"--streams {streams} cannot be combined with the window of {why}; use --no-sliding")
-    given = data_config_of(found.path, data)
+    form: Any = {"field": field, "encoding": encoding, "sentences": sentences}
     with progress("encoding", quiet=json, in_bytes=True) as bar:
-        text = open_corpus(
-            data_path(data),
-            split,
-            loaded.tokenizer,
-            held_out=given.held_out,
-            field=field or given.field,
-            encoding=encoding or given.encoding,
-            progress=bar,
-        )
-    text = text.by_sentence() if sentences or given.sentences else text
+        text = open_text_for([found.path], data_path(data), loaded.tokenizer, split, progress=bar, **form)
     total = check_text(net, text.ids)
     note_bundled(model)
     if split is None and data in CORPORA:

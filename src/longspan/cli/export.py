@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from longspan.cli.options import ModelOrBundled, SetReading
+from longspan.cli.text_options import Encoding, Field, Split, data_path
 from longspan.errors import ConfigError, DataError, UnknownNameError
 
 FORMATS = ("longspan", "hf", "onnx")
@@ -28,7 +29,9 @@ def export(
     data: Annotated[
         str | None, typer.Option("--data", help="The text for the cost of --int8. Default: a page of English prose.")
     ] = None,
-    split: Annotated[str | None, typer.Option("--split", help="Its train, valid or test split.")] = None,
+    field: Field = None,
+    encoding: Encoding = None,
+    split: Split = None,
     set_: SetReading = [],  # noqa: B006 (typer copies it)
     notes: Annotated[
         Path | None, typer.Option("--notes", metavar="FILE.md", help="Markdown for the start of the model card.")
@@ -75,14 +78,14 @@ def export(
         made = export_model(model, target, dtype=dtype, reading=overrides, opening=_read_notes(notes), int8=int8)
         print(f"{target}: {made.parameters:,} parameters, {made.dtype}, {made.bytes:,} bytes, from {made.source}")
         if int8:
-            _print_cost(model, target, data, split)
+            _print_cost(model, target, data and data_path(data), split=split, field=field, encoding=encoding)
 
 
-def _print_cost(model: Path, out: Path, data: str | None, split: str | None) -> None:
+def _print_cost(model: Path, out: Path, data: str | None, **form: str | None) -> None:
     from longspan.training.export import export_cost
 
     try:
-        cost = export_cost(model, out, data, split)
+        cost = export_cost(model, out, data, **form)
     except DataError as error:
         if data is not None:
             raise

@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -10,15 +10,19 @@ from longspan.cli.options import DeviceName, DtypeName, ModelOrBundled, Threads,
 from longspan.cli.parsing import parse_numbers
 from longspan.cli.progress import progress
 from longspan.cli.reading_options import Clamp, Discount, given_settings
+from longspan.cli.text_options import Data, Encoding, Field, Sentences, Split, data_path
 from longspan.errors import ConfigError
 
 
 def figures(
     model: ModelOrBundled = None,
     *,
-    data: Annotated[str, typer.Option("--data", help="A file, a folder or a corpus of `longspan data list`.")],
+    data: Data,
     out: Annotated[Path, typer.Option("--out", help="A folder for the figures.")],
-    split: Annotated[str | None, typer.Option("--split", help="train, valid or test. Default: all of it.")] = None,
+    field: Field = None,
+    encoding: Encoding = None,
+    split: Split = None,
+    sentences: Sentences = False,
     memory: Annotated[int | None, typer.Option("--memory", help="Memory length. Default: the model's.")] = None,
     clamp: Clamp = None,
     discount: Discount = None,
@@ -34,10 +38,10 @@ def figures(
     """Draw figures 3 to 7 of Dai et al. 2019 for a model on a text, and the span of every head, as PNG, SVG and PDF."""
     from longspan.bundled import model_path
     from longspan.checkpoints.model_folder import load_model
-    from longspan.data.encoded import open_corpus
     from longspan.experiments.figures.drawing import require_matplotlib
     from longspan.experiments.figures.memory_figure import memory_figure
     from longspan.experiments.figures.model_figures import draw_figures
+    from longspan.training.model_text import open_text_for
 
     require_matplotlib()
     if tokens is not None and tokens < 3:
@@ -46,7 +50,8 @@ def figures(
     where = machine(device, dtype, threads)
     overrides = given_settings(memory=memory, clamp=clamp, discount=discount)
     loaded = load_model(model_path(model), overrides=overrides, device=where.device, dtype=where.dtype)
-    text = open_corpus(data, split, loaded.tokenizer)
+    form: Any = {"field": field, "encoding": encoding, "sentences": sentences}
+    text = open_text_for([loaded.path], data_path(data), loaded.tokenizer, split, **form)
     note_bundled(model)
     name = (model or loaded.path).resolve().name
     stage = partial(progress, quiet=False)

@@ -109,7 +109,7 @@ class Key(NamedTuple):
     """The default in every family that has this key of a model."""
 
 
-_RECIPE = Path(__file__).parents[1] / "training" / "recipe.py"
+_RECIPE = Path(__file__).parents[1] / "training" / "recipe_tables.py"
 _TABLES = {"DataConfig": "data", "TrainingConfig": "training", "EvaluationConfig": "evaluation"}
 
 

@@ -35,20 +35,6 @@ DtypeName = Annotated[
     str, typer.Option("--dtype", help="auto (float32 on a CPU, bfloat16 on CUDA), float32, bfloat16 or float64.")
 ]
 Threads = Annotated[int, typer.Option("--threads", help="CPU threads. 0: OMP_NUM_THREADS, or all free cores.")]
-Field = Annotated[
-    str | None,
-    typer.Option("--field", metavar="NAME", help="Key of the text in JSON lines, column in tables. Default: text."),
-]
-Encoding = Annotated[
-    str | None, typer.Option("--encoding", metavar="NAME", help="Encoding of the files. Default: UTF-8.")
-]
-
-
-def data_path(data: str) -> str:
-    """The value of --data, with standard input (-) copied to a file."""
-    from longspan.data.sources import read_standard_input
-
-    return str(read_standard_input()) if data == "-" else data
 
 
 @dataclass(frozen=True)

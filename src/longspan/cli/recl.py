@@ -8,6 +8,7 @@ import typer
 
 from longspan.cli.options import DeviceName, DtypeName, Json, Threads, machine, note, note_bundled, print_json
 from longspan.cli.progress import progress
+from longspan.cli.text_options import Encoding, Field, OptionalData, Split, data_path
 from longspan.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,12 +25,10 @@ def recl(
             metavar="MODEL...", help="The group: model folders or folders of training runs. Default: the bundled model."
         ),
     ] = None,
-    data: Annotated[
-        str | None, typer.Option("--data", help="A file, a folder, or a corpus of `longspan data list`.")
-    ] = None,
-    split: Annotated[
-        str | None, typer.Option("--split", help="train, valid or test. Default: the complete text.")
-    ] = None,
+    data: OptionalData = None,
+    field: Field = None,
+    encoding: Encoding = None,
+    split: Split = None,
     contexts: Annotated[
         str | None, typer.Option("--contexts", help=f"FIRST:LAST:STEP in tokens, LAST included. Default: {CONTEXTS}.")
     ] = None,
@@ -79,12 +78,23 @@ def recl(
             raise ConfigError("--data is missing; give a file, a folder or a corpus of `longspan data list`")
         with progress("measuring", quiet=json) as bar:
             table = measure_folders(
-                models or [model_path()], data, lengths, targets, split, where.device, where.dtype, progress=bar
+                models or [model_path()],
+                data_path(data),
+                lengths,
+                targets,
+                split,
+                where.device,
+                where.dtype,
+                field=field,
+                encoding=encoding,
+                progress=bar,
             )
         note_bundled(models[0] if models else None)
     else:
-        if models or data is not None or split is not None or targets is not None:
-            raise ConfigError("--losses already has models and targets; leave out MODEL, --data, --split and --targets")
+        if models or any(given is not None for given in (data, field, encoding, split, targets)):
+            raise ConfigError(
+                "--losses already has models and targets; leave out MODEL, --data and its options, and --targets"
+            )
         table = load_table(losses)
         if contexts is not None:
             table = table.at(parse_contexts(contexts))

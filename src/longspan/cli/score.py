@@ -8,9 +8,10 @@ from typing import IO, Annotated
 
 import typer
 
-from longspan.cli.options import DeviceName, DtypeName, Threads, data_path, machine, note_bundled
+from longspan.cli.options import DeviceName, DtypeName, Threads, machine, note_bundled
 from longspan.cli.progress import progress
 from longspan.cli.reading_options import Clamp, Discount, Memory, Pointer, SameLength, Segment, given_settings
+from longspan.cli.text_options import data_path
 from longspan.errors import ConfigError
 
 

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from longspan.cli.options import Encoding, Field, data_path, print_rows
+from longspan.cli.options import print_rows
 from longspan.cli.progress import progress
+from longspan.cli.text_options import Data, Encoding, Field, data_path
 from longspan.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Train tokenizers.")
@@ -20,7 +21,7 @@ def _root() -> None:
 @app.command("train")
 def train(
     *,
-    data: Annotated[str, typer.Option("--data", help="A file, a folder, - (standard input), or a known corpus.")],
+    data: Data,
     vocabulary: Annotated[int, typer.Option("--vocabulary", metavar="N", help="Number of tokens.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder for tokenizer.json.")],
     kind: Annotated[str, typer.Option("--kind", help="bpe, unigram or wordpiece.")] = "bpe",

@@ -9,18 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from longspan.cli.keys import training_help
-from longspan.cli.options import (
-    DeviceName,
-    Encoding,
-    Field,
-    Set,
-    Threads,
-    data_path,
-    machine,
-    note,
-    print_rows,
-)
+from longspan.cli.options import DeviceName, Set, Threads, machine, note, print_rows
 from longspan.cli.parsing import parse_numbers
+from longspan.cli.text_options import Encoding, Field, OptionalData, data_overrides, data_path
 from longspan.errors import ConfigError
 from longspan.terminal import is_silent
 
@@ -34,10 +25,7 @@ def train(
     recipe: Annotated[
         str | None, typer.Option("--recipe", metavar="NAME|FILE", help="A recipe file or name, for example tiny.")
     ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option("--data", metavar="NAME|PATH", help="A known corpus, a file, a folder, or - (standard input)."),
-    ] = None,
+    data: OptionalData = None,
     field: Field = None,
     encoding: Encoding = None,
     set_: Set = [],  # noqa: B006 (typer copies it)
@@ -77,7 +65,6 @@ def train(
     if "TORCHELASTIC_RUN_ID" in os.environ:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of choices that we made
 
-    from longspan import config
     from longspan.training import run
     from longspan.training.folder import recorded_threads
 
@@ -85,8 +72,7 @@ def train(
         threads = threads or recorded_threads(out)
     where = machine(device, dtype, threads)
     overrides = [*set_, *([f"training.precision={dtype}"] if dtype != "auto" else [])]
-    form = {"data.field": field, "data.encoding": encoding}
-    overrides += [f"{key}={config.show(value)}" for key, value in form.items() if value is not None]
+    overrides += data_overrides(field, encoding)
     data = None if data is None else data_path(data)
     chosen = run.resolve(recipe, overrides, data=data, out=out, resume=resume, seed=seed, init_from=init_from)
     if is_silent() and (print_config or dry_run):

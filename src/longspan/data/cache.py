@@ -89,6 +89,26 @@ def resumable_folder(target: Path) -> Iterator[Path | None]:
 
 
 @contextlib.contextmanager
+def scratch_folder(target: Path) -> Iterator[Path]:
+    """A folder for the work on the file `target`: removed at the end, kept if the process is killed. Other processes
+    wait."""
+    temporary = target.parent / f".part-{target.name}"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        remove_stale(target.parent)
+        with locked(temporary.with_name(f"{temporary.name}.lock")):
+            temporary.mkdir(exist_ok=True)
+            try:
+                yield temporary
+            except Exception:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
+            shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as error:
+        raise DataError(f"{temporary} cannot be written: {error.strerror or error}") from None
+
+
+@contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Lock a file. It is removed at the end, so the lock holds only if the file is still there once it is locked."""
     while True:

@@ -67,8 +67,10 @@ def _column(path: Path, column: str) -> Iterator[str | None]:
         if column not in schema.names:
             known = ", ".join(schema.names[:8])
             raise DataError(f"{path} has no column {column!r} but {known}; name the column of the text with --field")
-        kind = schema.field(column).type
-        if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+        kind = stored = schema.field(column).type
+        if pyarrow.types.is_dictionary(stored):  # the categories of pandas
+            stored = stored.value_type
+        if not (pyarrow.types.is_string(stored) or pyarrow.types.is_large_string(stored)):
             raise DataError(f"the column {column!r} of {path} has the type {kind}, not string; use another --field")
         for batch in batches:
             yield from batch.column(column).to_pylist()

@@ -11,7 +11,7 @@ import numpy as np
 from longspan.data.splits import Piece
 from longspan.errors import DataError
 from longspan.tokenizers import Unit
-from longspan.tokenizers.text import encoding_hint, read_blocks, to_bytes
+from longspan.tokenizers.text import encoding_hint, read_blocks
 
 TASK_BYTES = 4 << 20
 _WINDOW = 1 << 20
@@ -103,9 +103,13 @@ def _row_text(row: bytes, chunk: Chunk, at: int) -> bytes:
         text = values[field]
         if text is not None and not isinstance(text, str):
             raise DataError(f"has {str(text)[:40]!r} in the field {field!r}, which is not a text; use another --field")
-        return to_bytes(text or "")
+        return (text or "").encode()
     except UnicodeDecodeError as error:
-        problem = f"is not UTF-8; {encoding_hint(error.object)}"
+        before = b"".join(read_blocks(Path(chunk.path), max(0, at - _CACHED), at))
+        problem = f"is not UTF-8; {encoding_hint(before + row, len(before) + error.start)}"
+    except UnicodeEncodeError as error:
+        code = f"U+{ord(error.object[error.start]):04X}"
+        problem = f"has a lone surrogate ({code}) in the field {field!r}, which UTF-8 cannot encode; remove it"
     except (ValueError, RecursionError):
         problem = "is not JSON; fix or remove it"
     except DataError as error:

@@ -2,7 +2,8 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -20,12 +21,22 @@ from longspan.data.cache import (
     read_json,
     remove_folder,
     resumable_folder,
+    scratch_folder,
     signature,
     write_json,
 )
 from longspan.data.documents import tasks
-from longspan.data.encoding import encode_task, encoder, run_in_threads, run_tasks, useful_workers
-from longspan.data.json_lines import warn_about_json_lines
+from longspan.data.encoding import (
+    EncodedTask,
+    Task,
+    encode_task,
+    encoder,
+    run_in_threads,
+    run_tasks,
+    subword_workers,
+    useful_workers,
+)
+from longspan.data.json_lines import DataWarning, warn_about_json_lines
 from longspan.data.sources import Source, TextFormat, find_source
 from longspan.data.splits import SPLITS, ByName, Piece, describe_splits, split_pieces
 from longspan.data.tokenizer_specs import TokenizerSpec, find_tokenizer
@@ -33,6 +44,8 @@ from longspan.data.writer import ABOUT, FORMAT, IDS, STARTS, Writer
 from longspan.errors import CheckpointError, DataError
 from longspan.tokenizers import Ids, Tokenizer, WordTokenizer, tokenizer_from_dict
 from longspan.tokenizers.text import read_blocks
+
+_SAMPLE_BYTES = 1 << 14
 
 Progress = Callable[[int, int], None]
 
@@ -147,7 +160,7 @@ def open_corpus(
     training split. If a spec is given and no split, it builds it from all of the text.
 
     `field` is the key of the text in JSON lines and the column in tables (default "text"). `encoding` is that of the
-    files, if it is not UTF-8. `progress` is called with the bytes encoded so far and in all.
+    files, if it is not UTF-8. `progress` is called with the bytes counted and encoded so far and in all.
     """
     root = cache_folder(cache)
     given = {name: str(path) for name, path in (held_out or {}).items() if split is not None}
@@ -159,10 +172,11 @@ def open_corpus(
     if isinstance(spec, str):
         spec = find_tokenizer(spec)
     pieces = split_pieces(source.name, source.documents, source.split, split, spec.unit)
+    stages = _Stages(progress, sum(piece.size for piece in pieces))
     if isinstance(spec, TokenizerSpec):
         identity: Any = dataclasses.asdict(spec)
         vocabulary_splits = spec.vocabulary_splits if split or tokenizer is None else (None,)
-        chosen = _build_tokenizer(source, spec, vocabulary_splits, contents, root)
+        chosen = _build_tokenizer(source, spec, vocabulary_splits, contents, root, stages.counting)
     else:
         identity, chosen = spec.fingerprint, spec
     ranges = _byte_ranges(source, pieces)
@@ -175,7 +189,7 @@ def open_corpus(
     while found is None:
         with resumable_folder(target) as folder:
             if folder is not None:
-                _write(folder, pieces, chosen, workers, progress)
+                _write(folder, pieces, chosen, workers, stages.encoding)
                 if [signature(path) for path in paths] != before:
                     raise DataError(f"{source.name} changed while it was read; try again when no process writes to it")
         for stale in target.parent.glob(f"{family}-*"):
@@ -188,7 +202,39 @@ def open_corpus(
         raise DataError(f"{source.name} has no tokens with this tokenizer; add text or choose another tokenizer")
     if isinstance(source.split, ByName):
         warn_about_json_lines(source.documents)
+    _warn_about_lost_text(source.name, pieces, chosen)
     return dataclasses.replace(found, splits=describe_splits(source.documents, source.split, spec.unit))
+
+
+def _warn_about_lost_text(name: str, pieces: Sequence[Piece], tokenizer: Tokenizer) -> None:
+    """Warn if the beginning of a text, whitespace apart, is not in its subwords. Scores per byte are then too low."""
+    if tokenizer.unit != "subword":
+        return
+    chunk = next(tasks(pieces, tokenizer.unit, _SAMPLE_BYTES))[0]
+    text = next(documents.read_documents(chunk), b"")
+    if b"".join(tokenizer.decode_bytes(tokenizer.encode(text)).split()) != b"".join(text.split()):
+        warnings.warn(
+            f"the tokenizer changes or drops characters of {name}, so scores per byte and per word are too low to "
+            "compare with others; use a tokenizer of bytes or with a byte fallback",
+            DataWarning,
+            stacklevel=3,
+        )
+
+
+class _Stages:
+    """One progress for counting words, if that is needed, and encoding."""
+
+    def __init__(self, progress: Progress | None, size: int) -> None:
+        self.progress, self.size, self.counted = progress, size, 0
+
+    def counting(self, done: int, total: int) -> None:
+        self.counted = total
+        if self.progress is not None:
+            self.progress(done, total + self.size)
+
+    def encoding(self, done: int, total: int) -> None:
+        if self.progress is not None:
+            self.progress(self.counted + done, self.counted + total)
 
 
 def _join_names(names: Sequence[str], most: int = 5) -> str:
@@ -203,7 +249,12 @@ def _byte_ranges(source: Source, pieces: Sequence[Piece]) -> list[tuple[int, int
 
 
 def _build_tokenizer(
-    source: Source, spec: TokenizerSpec, splits: Sequence[str | None], contents: Sequence[str], root: Path
+    source: Source,
+    spec: TokenizerSpec,
+    splits: Sequence[str | None],
+    contents: Sequence[str],
+    root: Path,
+    progress: Progress | None,
 ) -> Tokenizer:
     """The tokenizer of a spec, built from some splits of a corpus. It is cached, because building it reads the text."""
     if spec.kind == "bytes":
@@ -213,16 +264,23 @@ def _build_tokenizer(
     parts = [split_pieces(source.name, source.documents, source.split, part, spec.unit) for part in splits]
     pieces = [piece for part in parts for piece in part]
     path = root / "tokenizers" / f"{key(dataclasses.asdict(spec), contents, _byte_ranges(source, pieces))}.json"
+    found = _cached_tokenizer(path)
+    if found is None:
+        with scratch_folder(path) as folder:
+            found = _cached_tokenizer(path)  # another process may have built it meanwhile
+            if found is None:
+                found = spec.build(pieces, folder=folder, progress=progress)
+                write_json(path, {"fingerprint": found.fingerprint, "tokenizer": found.to_dict()})
+    return found
+
+
+def _cached_tokenizer(path: Path) -> Tokenizer | None:
     cached = read_json(path)
     try:
         found = tokenizer_from_dict(cached["tokenizer"])
-        if found.fingerprint != cached["fingerprint"]:
-            raise CheckpointError(f"{path} was changed")
-        return found
+        return found if found.fingerprint == cached["fingerprint"] else None
     except (CheckpointError, LookupError, TypeError):
-        built = spec.build(pieces)
-        write_json(path, {"fingerprint": built.fingerprint, "tokenizer": built.to_dict()})
-        return built
+        return None
 
 
 def _write(
@@ -232,16 +290,28 @@ def _write(
     total = sum(piece.size for piece in pieces)
     with Writer(folder, tokenizer) as out:
         todo = islice(tasks(pieces, tokenizer.unit), out.done.tasks, None)
-        if workers is None and tokenizer.unit in ("byte", "subword"):
-            # Bytes are only copied, and the library for subwords uses all cores by itself.
-            found = run_in_threads(partial(encode_task, tokenizer), todo)
-        else:
-            found = run_tasks(encoder(tokenizer), todo, workers or useful_workers(pieces, tokenizer.size))
+        found = _encode_tasks(pieces, todo, tokenizer, workers)
         for task, result in found:
             out.add(result, sum(chunk.size for chunk in task))
             if progress is not None:
                 progress(out.done.read, total)
         out.finish()
+
+
+def _encode_tasks(
+    pieces: Sequence[Piece], todo: Iterator[Task], tokenizer: Tokenizer, workers: int | None
+) -> Iterator[tuple[Task, EncodedTask]]:
+    """The result of every task, in order, from `workers` processes. Default: as many as are useful."""
+    if workers is not None:
+        return run_tasks(encoder(tokenizer), todo, workers)
+    if tokenizer.unit == "subword":
+        workers, threads = subword_workers(pieces)
+        if workers > 1:
+            return run_tasks(encoder(tokenizer), todo, workers, threads)
+    if tokenizer.unit in ("byte", "subword"):
+        # Bytes are only copied, and the library for subwords uses several cores by itself.
+        return run_in_threads(partial(encode_task, tokenizer), todo)
+    return run_tasks(encoder(tokenizer), todo, useful_workers(pieces, tokenizer.size))
 
 
 def _load(folder: Path, name: str, split: str | None, tokenizer: Tokenizer, written: bool = False) -> Encoded | None:

@@ -33,6 +33,8 @@ from longspan.tokenizers.words import count_words as count_each_word
 _PARALLEL_MIN_BYTES = 32 << 20
 # All workers together may use about this much memory; a worker needs so much, and so much for every word it looks up.
 _MEMORY, _WORKER_MEMORY, _WORD_MEMORY = 800 << 20, 48 << 20, 250
+# Cores for one process that encodes subwords, and its memory.
+_SUBWORD_CORES, _SUBWORD_MEMORY = 4, 130 << 20
 
 T = TypeVar("T")
 Task = list[Chunk]
@@ -49,13 +51,17 @@ class EncodedTask(NamedTuple):
     words: int
 
 
-def run_tasks(make_job: Callable[[], Job[T]], tasks: Iterator[Task], workers: int) -> Iterator[tuple[Task, T]]:
-    """The result of every task, in order. `make_job` must be picklable; every worker process calls it once."""
+def run_tasks(
+    make_job: Callable[[], Job[T]], tasks: Iterator[Task], workers: int, threads: int | None = None
+) -> Iterator[tuple[Task, T]]:
+    """The result of every task, in order. `make_job` must be picklable; every worker process calls it once.
+
+    `threads` are those of the library for subwords in each worker."""
     if workers <= 1:
         job = make_job()
         yield from ((task, job(task)) for task in tasks)
         return
-    with _Workers(make_job, workers) as pool:
+    with _Workers(make_job, workers, threads) as pool:
         for task, result in _in_order(tasks, pool.submit, 2 * workers):
             if isinstance(result, str):
                 raise DataError(result)
@@ -83,8 +89,24 @@ def useful_workers(pieces: Sequence[Piece], vocabulary: int = 0) -> int:
     """Processes for a text: one if it is small, else one per core, as far as their memory allows."""
     if sum(piece.size for piece in pieces) < _PARALLEL_MIN_BYTES:
         return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, _MEMORY // (_WORKER_MEMORY + _WORD_MEMORY * vocabulary)))
+    return max(1, min(_cores(), _MEMORY // (_WORKER_MEMORY + _WORD_MEMORY * vocabulary)))
+
+
+def subword_workers(pieces: Sequence[Piece]) -> tuple[int, int]:
+    """Processes for a text of subwords, and threads of the library in each of them.
+
+    The library uses all cores by itself, but its input and output need the lock of Python, which is enough for about
+    eight cores. More cores are divided among processes, with some threads more than cores, because those of a process
+    wait while it reads and writes.
+    """
+    cores = _cores()
+    small = sum(piece.size for piece in pieces) < _PARALLEL_MIN_BYTES
+    workers = 1 if small or cores < 2 * _SUBWORD_CORES else min(cores // _SUBWORD_CORES, _MEMORY // _SUBWORD_MEMORY)
+    return workers, -(-5 * cores // (4 * workers))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def encoder(tokenizer: Tokenizer) -> Callable[[], Job[EncodedTask]]:
@@ -157,20 +179,22 @@ def _byte_before(chunk: Chunk) -> bytes:
 
 @contextlib.contextmanager
 def _positions(chunk: Chunk, read: Callable[[Iterable[bytes], str], Iterable[Any]]) -> Iterator[None]:
-    """If reading a part of a document fails, `read` the document from its start: the error then names the position."""
+    """If reading a part of a file fails, `read` the file from its start: the error then names the position."""
     try:
         yield
     except DataError:
-        if not chunk.begins:
-            deque(read(read_blocks(Path(chunk.path), chunk.origin, chunk.stop), chunk.path), 0)
+        if chunk.start and chunk.field is None:
+            deque(read(read_blocks(Path(chunk.path), 0, chunk.stop), chunk.path), 0)
         raise
 
 
 class _Workers:
     """Worker processes that run one job."""
 
-    def __init__(self, make_job: Callable[[], Job[Any]], count: int) -> None:
+    def __init__(self, make_job: Callable[[], Job[Any]], count: int, threads: int | None = None) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        if threads is not None:
+            environment["RAYON_NUM_THREADS"] = str(threads)
         # -P: without it, `python -c` imports modules from the current folder first.
         command = [sys.executable, "-P", "-c", "from longspan.data.encoding import run_worker; run_worker()"]
         self.idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()

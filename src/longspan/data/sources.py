@@ -21,6 +21,14 @@ from longspan.errors import DataError, UnknownNameError
 
 # Tests differ between installations, and some of their files are invalid Python on purpose.
 _EXCLUDED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
+# How compressed files and tables begin.
+_MARKS = {
+    b"\x1f\x8b": ".txt.gz",
+    b"BZh": ".txt.bz2",
+    b"\xfd7zXZ\0": ".txt.xz",
+    b"\x28\xb5\x2f\xfd": ".txt.zst",
+    b"PAR1": ".parquet",
+}
 
 
 @dataclass(frozen=True)
@@ -49,14 +57,22 @@ class Source:
 
 
 def read_standard_input(cache: Path | None = None) -> Path:
-    """Copy standard input to a file in the cache. Equal texts have equal names."""
+    """Copy standard input to a file in the cache. Equal texts have equal names, with the suffix of their format."""
+    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1:  # each process of torchrun would read a part of it
+        raise DataError("standard input cannot be read by several processes; write it to a file and use that as data")
     folder = cache_folder(cache) / "standard-input"
     folder.mkdir(exist_ok=True)
     with tempfile.NamedTemporaryFile(prefix=".part-", dir=folder) as file:
         while block := sys.stdin.buffer.read(1 << 20):
             file.write(block)
         file.flush()
-        path = folder / f"{sha256(Path(file.name))[:32]}.txt"
+        found = Path(file.name)
+        if not found.stat().st_size:
+            raise DataError("standard input is empty; write a text to it")
+        with found.open("rb") as written:
+            head = written.read(8)
+        suffix = next((suffix for mark, suffix in _MARKS.items() if head.startswith(mark)), ".txt")
+        path = folder / f"{sha256(found)[:32]}{suffix}"
         if not path.exists():
             os.link(file.name, path)
     return path
@@ -90,6 +106,11 @@ def find_source(
     if not path.exists() and os.sep not in name and not path.suffix:
         raise UnknownNameError("corpus, file or folder", name, CORPORA)
     documents = _assign_splits(_find_documents(path, cache, form), path)
+    if form.field is not None and any(d.size for d in documents) and not any(d.field for d in documents):
+        raise DataError(
+            f"{name} has no JSON lines and no table, so the field {form.field!r} is not used; leave it out for plain "
+            "text, or write one JSON object per line"
+        )
     documents = _replace_held_out(documents, held_out, cache, form)
     kept = tuple(document for document in documents if document.size or document.split)
     return Source(name, path.resolve(), kept, ByName())

@@ -1,7 +1,8 @@
 """TokenizerSpec: how to build the tokenizer of a corpus, and from which splits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -43,15 +44,25 @@ class TokenizerSpec:
             return "word"
         return "byte" if self.kind == "bytes" or self.alphabet == "bytes" else "character"
 
-    def build(self, pieces: Sequence[Piece], workers: int | None = None) -> Tokenizer:
-        """The tokenizer with the vocabulary of these pieces of text."""
+    def build(
+        self,
+        pieces: Sequence[Piece],
+        workers: int | None = None,
+        folder: Path | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Tokenizer:
+        """The tokenizer with the vocabulary of these pieces of text. In `folder` are the counts that a killed process
+        has left; `progress` is called with the bytes counted so far and in all."""
         if self.kind == "bytes":
             return ByteTokenizer(self.plain)
         job = word_counter(self.lower) if self.kind == "words" else character_counter(self.alphabet)
-        found = run_tasks(job, tasks(pieces, self.unit), workers or useful_workers(pieces))
-        with WordCounts() as counts:
-            for _, some in found:
-                counts.add(some)
+        total = sum(piece.size for piece in pieces)
+        with WordCounts(folder=folder) as counts:
+            todo = islice(tasks(pieces, self.unit), counts.tasks, None)
+            for task, some in run_tasks(job, todo, workers or useful_workers(pieces)):
+                counts.add(some, sum(chunk.size for chunk in task))
+                if progress is not None:
+                    progress(counts.read, total)
             if self.kind == "characters":
                 symbols = counts.frequent()
                 return CharacterTokenizer.from_counts(symbols, self.by_count, self.dropped, self.alphabet)

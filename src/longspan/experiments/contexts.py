@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 
 from longspan.checkpoints.model_folder import load_model
-from longspan.data.encoded import open_corpus
 from longspan.errors import ConfigError
 from longspan.scoring.contexts import Passage, Subject, check_window, choose_targets, measure
 from longspan.scoring.loss_table import LossTable
 from longspan.scoring.losses import Progress
+from longspan.training.model_text import open_text_for
 
 SHARES = {"0.1": 0.1, "0.5": 0.5, "1.0": 1.0}
 """Values of r by name: the share of hardest targets."""
@@ -34,6 +34,8 @@ def measure_folders(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     *,
+    field: str | None = None,
+    encoding: str | None = None,
     progress: Progress | None = None,
 ) -> LossTable:
     """The losses of the models in these folders on one text. Cached losses are reused."""
@@ -46,7 +48,8 @@ def measure_folders(
                 f"{names[0]} and {name} have different tokenizers ({loaded[0].tokenizer.kind} and "
                 f"{other.tokenizer.kind}), so their losses cannot be compared; measure them separately"
             )
-    text = open_corpus(data, split, loaded[0].tokenizer)
+    found = [one.path for one in loaded]
+    text = open_text_for(found, data, loaded[0].tokenizer, split, field=field, encoding=encoding)
     passage = Passage(text.ids, choose_targets(len(text.ids), contexts[-1], targets), text.fingerprint)
     subjects = [Subject(name, one.model, one.hash) for name, one in zip(names, loaded, strict=True)]
     return measure(subjects, passage, contexts, progress=progress)

@@ -27,6 +27,8 @@ from longspan.nn.biased_layer import BiasedConfig, BiasedLayer, initialise_norma
 from longspan.nn.embedding import AdaptiveEmbedding
 from longspan.nn.learned_positions import LearnedPositions
 from longspan.nn.model_config import require
+from longspan.nn.precision import wide
+from longspan.nn.whole_batch import mean_of_marked, random_rows, row_before
 from longspan.nn.window_transformer import WindowTransformer
 from longspan.shapes import Bool, Float, Int, Tensor
 
@@ -131,7 +133,7 @@ class BERT(WindowTransformer):
             document = (number[..., None] == number[:, None])[:, None]
         hidden = [self.embed(tokens, first, segments)]
         for layer in self.layers:
-            hidden.append(layer.both_directions(hidden[-1], document))
+            hidden.append(layer(hidden[-1], None, None, document)[0])
         return tuple(hidden)
 
     def training_loss(
@@ -150,7 +152,7 @@ class BERT(WindowTransformer):
             starts = None  # a row is one document now
         hidden_tokens, chosen = self.hide(tokens)
         losses, related = self.pretraining_losses(hidden_tokens, tokens, self.segments_of(tokens), following, starts)
-        mean = torch.where(chosen, losses, 0.0).sum() / chosen.sum().clamp(min=1)
+        mean = mean_of_marked(torch.where(chosen, losses, 0.0).sum(), chosen)
         return mean if related is None else mean + related, state
 
     def pretraining_losses(
@@ -167,8 +169,10 @@ class BERT(WindowTransformer):
         losses = self.head.losses(last, targets)
         if following is None:
             return losses, None
-        pooled = self.dropout(self.pooler(last[:, 0]).tanh())
-        return losses, F.cross_entropy(self.next_sentence(pooled).float(), following)
+        # With an axis of positions, because dropout takes a tensor without one for weights that all rows share.
+        pooled = self.dropout(self.pooler(last[:, :1]).tanh())[:, 0]
+        scores = self.next_sentence(pooled)
+        return losses, F.cross_entropy(scores.to(wide(scores.dtype)), following)
 
     def make_pairs(self, tokens: Int[Tensor, "B T"]) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B"]]:
         """[classify] first [separator] second [separator] with as many tokens as before, and 1 where the second text
@@ -176,19 +180,19 @@ class BERT(WindowTransformer):
         T = tokens.shape[1]
         half = (T - 3) // 2
         first, second = tokens[:, :half], tokens[:, half : T - 3]
-        random = torch.rand(len(tokens), device=tokens.device) < 0.5
-        second = torch.where(random[:, None], second.roll(1, 0), second)
+        random = random_rows(tokens[:, 0]) < 0.5
+        second = torch.where(random[:, None], row_before(second), second)
         mark = torch.full_like(tokens[:, :1], self.config.separator)
         rows = torch.cat([torch.full_like(mark, self.config.classify), first, mark, second, mark], dim=1)
         return rows, random.long()
 
     def hide(self, tokens: Int[Tensor, "B T"]) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
         """The tokens with some of them hidden, and which ones are predicted. Special tokens are never chosen."""
-        chosen = torch.rand(tokens.shape, device=tokens.device) < self.config.masked
+        chosen = random_rows(tokens) < self.config.masked
         for special in (self.config.classify, self.config.separator):
             if special is not None:
                 chosen = chosen & (tokens != special)
-        how = torch.rand(tokens.shape, device=tokens.device)
-        random = torch.randint_like(tokens, self.config.vocabulary)
+        how = random_rows(tokens)
+        random = (random_rows(tokens).double() * self.config.vocabulary).long()
         replaced = torch.where(how < 0.8, self.config.mask or 0, torch.where(how < 0.9, random, tokens))
         return torch.where(chosen, replaced, tokens), chosen

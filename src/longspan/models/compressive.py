@@ -50,12 +50,10 @@ class Eviction(NamedTuple):
     """How many of the oldest leave."""
     new: Int[Tensor, "B"]
     """How many of the slots they are compressed to are valid, per row."""
-    losses: list[Float[Tensor, ""]]
-    """The loss of every layer's compressor, added by the layers. It trains only the compressor."""
 
 
 class CompressiveLayer(TransformerLayer):
-    """`x, cache = layer(x, cache, mask, position, eviction)`."""
+    """`x, cache, loss = layer(x, cache, mask, position, eviction)`. The loss trains only the compressor."""
 
     def __init__(self, config: CompressiveConfig) -> None:
         super().__init__(config)
@@ -71,13 +69,13 @@ class CompressiveLayer(TransformerLayer):
         mask: SegmentMask,
         position: RelativePosition,
         eviction: Eviction,
-    ) -> tuple[Float[Tensor, "B T E"], CompressedCache]:
+    ) -> tuple[Float[Tensor, "B T E"], CompressedCache, Float[Tensor, ""] | None]:
         recent = torch.cat([cache.hidden.to(x.dtype), x], dim=1)
         keys, values = self.keys_values(torch.cat([cache.compressed.to(x.dtype), recent], dim=1))
         inputs = self.attention_residual.inputs(x)
         h = self.attention_residual(x, self.attend(inputs, keys, values, mask, position))
         h = self.feed_forward_residual(h, self.feed_forward(self.feed_forward_residual.inputs(h)))
-        slots = cache.compressed
+        slots, loss = cache.compressed, None
         if self.compressor is not None and eviction.evicted:
             old = recent.detach()
             usage = self.usage(inputs, keys, mask, position, eviction) if self.compressor.selects else None
@@ -85,10 +83,9 @@ class CompressiveLayer(TransformerLayer):
             if self.training and any(True for _ in self.compressor.parameters()):
                 left = old[:, : eviction.evicted]
                 loss = reconstruction_loss(self.attention, self.attention_residual, x, left, new, eviction.new)
-                eviction.losses.append(loss)
             slots = torch.cat([slots.to(new.dtype), new.detach()], dim=1)[:, -self.slots :]
         hidden = newest(recent.detach(), x.detach(), eviction.positions - eviction.evicted, dim=1)
-        return h, CompressedCache(slots, hidden)
+        return h, CompressedCache(slots, hidden), loss
 
     @torch.no_grad()
     def usage(
@@ -205,14 +202,15 @@ class Compressive(LanguageModel):
         eviction, length = self.eviction(mask, hidden_before.shape[1] + T)
         x = self.dropout(self.embedding(tokens))
         R = self.dropout(distance_sinusoid(mask.keys, c.width, self.embedding.tables[0]))
-        hidden, caches = [x], []
+        hidden, caches, losses = [x], [], []
         for layer, cache in zip(self.layers, state.caches, strict=True):
-            x, cache = layer(x, cache, mask, (layer.distances(R), self.u, self.w), eviction)
+            x, cache, loss = layer(x, cache, mask, (layer.distances(R), self.u, self.w), eviction)
             hidden.append(x)
             caches.append(cache)
+            losses += [] if loss is None else [loss]
         hidden[-1] = self.dropout(self.final_norm(x))
-        loss = sum(eviction.losses, x.new_zeros(()))
-        return tuple(hidden), replace(state, caches=tuple(caches), length=length), loss
+        total = sum(losses, x.new_zeros(()))
+        return tuple(hidden), replace(state, caches=tuple(caches), length=length), total
 
     def eviction(self, mask: SegmentMask, positions: int) -> tuple[Eviction, Int[Tensor, "B"]]:
         """What leaves the memory after this segment, and the number of valid slots per row after it."""
@@ -223,4 +221,4 @@ class Compressive(LanguageModel):
         new = torch.zeros_like(valid)
         if c.compressed:
             new = valid_slots(valid, positions, evicted, c.rate, selected=c.compression == "most-used")
-        return Eviction(positions, evicted, new, []), slots_after(valid, positions, evicted, new, c.compressed)
+        return Eviction(positions, evicted, new), slots_after(valid, positions, evicted, new, c.compressed)

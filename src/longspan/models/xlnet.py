@@ -31,6 +31,7 @@ from longspan.hints import Hints
 from longspan.nn.attention import merge_heads, split_heads
 from longspan.nn.biased_layer import initialise_normal
 from longspan.nn.model_config import ModelConfig, check_heads, require
+from longspan.nn.whole_batch import random_rows
 from longspan.reading import Reading
 from longspan.shapes import Bool, Float, Int, Tensor
 
@@ -223,7 +224,7 @@ class XLNet(LanguageModel):
         starts: Bool[Tensor, "B T"] | None = None,
     ) -> tuple[Float[Tensor, ""], State]:
         count = max(1, tokens.shape[1] // self.config.predict_every)
-        chosen = torch.rand(tokens.shape, device=tokens.device).topk(count, dim=1).indices
+        chosen = random_rows(tokens).topk(count, dim=1).indices
         losses, state = self.permuted_losses(tokens, chosen, state, starts)
         return losses.mean(), state
 

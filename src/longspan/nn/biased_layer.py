@@ -63,21 +63,17 @@ class BiasedLayer(nn.Module):
         self,
         x: Float[Tensor, "B T E"],
         cache: None,  # noqa: ARG002 (the signature of all layers)
-        mask: SegmentMask,
-        position: Any = None,  # noqa: ARG002
+        mask: SegmentMask | None,
+        position: Bool[Tensor, "B 1 T T"] | None = None,
     ) -> tuple[Float[Tensor, "B T E"], None]:
-        def attend(*parts: Tensor, dropout: float) -> Tensor:
-            return causal_attention(*parts, first_key=mask.first_key, dropout=dropout)
+        """Causal attention; without a `mask`, in both directions between the pairs of tokens in `position`, or all."""
+
+        def attend(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+            if mask is None:
+                return F.scaled_dot_product_attention(query, key, value, attn_mask=position, dropout_p=dropout)
+            return causal_attention(query, key, value, first_key=mask.first_key, dropout=dropout)
 
         return self.run(x, attend), None
-
-    def both_directions(
-        self, x: Float[Tensor, "B T E"], document: Bool[Tensor, "B 1 T T"] | None
-    ) -> Float[Tensor, "B T E"]:
-        def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=document, dropout_p=dropout)
-
-        return self.run(x, attend)
 
     def run(self, x: Float[Tensor, "B T E"], attend: Any) -> Float[Tensor, "B T E"]:
         """norm(x + attention(x)), norm(x + feed_forward(x)), or with the norms before."""

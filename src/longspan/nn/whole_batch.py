@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from longspan.shapes import Bool, Float, Tensor
+from longspan.shapes import Bool, Float, Int, Tensor
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,26 @@ def sum_over_batch(own: Tensor, division: Division | None) -> Tensor:
     total = own.clone()
     dist.all_reduce(total, group=division.group)
     return total
+
+
+def random_rows(like: Tensor) -> Float[Tensor, "B ..."]:
+    """Uniform random numbers in the shape of a tensor whose rows are divided: those of the own rows in a draw for the
+    whole batch."""
+    here, shape = division(), like.shape
+    if here is None or not here.same_masks:
+        return torch.rand(shape, device=like.device)
+    drawn = torch.rand((shape[0] * here.size, *shape[1:]), device=like.device)
+    return drawn[shape[0] * here.rank :][: shape[0]]
+
+
+def row_before(own: Int[Tensor, "B ..."]) -> Int[Tensor, "B ..."]:
+    """For every row of the whole batch the row before it; for the first one, the last."""
+    here = division()
+    if here is None:
+        return own.roll(1, 0)
+    rows = [torch.empty_like(own) for _ in range(here.size)]
+    dist.all_gather(rows, own.contiguous(), group=here.group)
+    return torch.cat([rows[here.rank - 1][-1:], own[:-1]])
 
 
 def mean_of_marked(total: Float[Tensor, ""], marks: Bool[Tensor, "..."]) -> Float[Tensor, ""]:
@@ -130,9 +150,10 @@ class DividedRows(TorchFunctionMode):
         return weights * self.mask(weights, dropout_p) @ value
 
     def mask(self, x: Tensor, p: float) -> Float[Tensor, "B ..."]:
-        """The factors of the own rows. The strides are those of x, because they change the order of the draws."""
+        """The factors of the own rows. The strides are those of the result, because they change the order of the draws:
+        those of x, except if x is expanded."""
         rows = x.shape[0]
-        strides = x.stride()
+        strides = torch.empty_like(x, device="meta").stride()
         order = sorted(range(x.dim()), key=lambda axis: -strides[axis])
         shape = (rows * self.division.size, *x.shape[1:])
         ones = torch.empty_permuted(shape, order, dtype=x.dtype, device=x.device).fill_(1.0)

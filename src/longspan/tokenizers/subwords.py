@@ -2,6 +2,7 @@
 
 import json
 import re
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -93,7 +94,8 @@ class SubwordTokenizer(Tokenizer):
     def _encode(self, texts: list[str]) -> list[Ids]:
         """The ids of each text. The library uses all cores and needs no lock of Python meanwhile."""
         found = self._library.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(one.ids, self.dtype) for one in found]
+        # `array` converts a list of ints three times as fast as numpy does.
+        return [np.frombuffer(array("I", one.ids), np.uint32).astype(self.dtype) for one in found]
 
     def encode_with_offsets(self, text: str | bytes) -> tuple[Ids, Offsets]:
         """Offsets of the library count whole characters, so they are used only where tokens do not decode to the text

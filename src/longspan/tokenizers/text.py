@@ -13,6 +13,14 @@ _ENCODINGS = (
     *("utf_16", "utf_16_le", "utf_16_be", "cp1252", "cp1251", "koi8_r", "cp932", "euc_jp", "gb18030", "big5"),
     *("euc_kr", "cp1250", "cp1253", "cp1254", "cp1255", "cp1256"),
 )
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"),  # begins with the mark of UTF-16
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_CONTINUATION = bytes(range(0x80, 0xC0))  # the second and later bytes of a character
+_COINCIDENCE = 16  # some pairs of bytes of Chinese encodings are also UTF-8
 
 
 def read_blocks(path: Path, start: int = 0, stop: int | None = None, block: int = BLOCK) -> Iterator[bytes]:
@@ -47,6 +55,7 @@ def decode_utf8(blocks: Iterable[bytes], name: str) -> Iterator[str]:
     """Blocks as strings. A character that spans two blocks is in the second string."""
     decoder = codecs.getincrementaldecoder("utf-8")("strict")
     seen = 0
+    before = b""
 
     def decode(block: bytes, final: bool) -> str:
         held = len(decoder.getstate()[0])
@@ -54,22 +63,43 @@ def decode_utf8(blocks: Iterable[bytes], name: str) -> Iterator[str]:
             return decoder.decode(block, final)
         except UnicodeDecodeError as error:
             at = seen - held + error.start
+            data, start = (before, len(before) - held) if final else (error.object, error.start)
             raise DataError(
                 f"{name} is not UTF-8 at byte {at} (0x{error.object[error.start]:02x}); "
-                f"{encoding_hint(error.object, error.start)}, or use the tokenizer 'bytes'"
+                f"{encoding_hint(data, start)}, or use the tokenizer 'bytes'"
             ) from None
 
     for block in blocks:
         if text := decode(block, final=False):
             yield text
         seen += len(block)
+        before = block
     decode(b"", final=True)
 
 
 def encoding_hint(data: bytes, at: int = 0) -> str:
-    """What to do about data that is not UTF-8: the option with its likely encoding."""
-    found = likely_encoding(data[max(0, at - 2048) : at + 8192])
+    """What to do about data that is not UTF-8 from `at` on: the option with its likely encoding."""
+    if _is_other_utf8(data[:at]):
+        return "the text before it is UTF-8, so repair or remove these bytes"
+    near = data[max(0, at - 2048) : at + 8192]
+    # A sample may end inside a character, and then it is in no encoding.
+    samples = (near[: len(near) - cut] for cut in range(4))
+    found = _marked_encoding(data) or next(filter(None, map(likely_encoding, samples)), None)
     return f"it looks like {found}, so add --encoding {found}" if found else "give its encoding with --encoding"
+
+
+def _marked_encoding(data: bytes) -> str | None:
+    """The encoding that a byte order mark names."""
+    return next((name for mark, name in _MARKS if data.startswith(mark)), None)
+
+
+def _is_other_utf8(data: bytes) -> bool:
+    """Whether a text is UTF-8 with so many characters beyond ASCII that this is no coincidence."""
+    try:
+        text = data.lstrip(_CONTINUATION).decode()
+    except UnicodeDecodeError:
+        return False
+    return len(data) - len(text) >= _COINCIDENCE
 
 
 def likely_encoding(data: bytes) -> str | None:

@@ -19,8 +19,8 @@ from longspan.checkpoints.model_folder import (
     open_model,
     save_model,
 )
-from longspan.data import open_corpus
 from longspan.scoring.score import score
+from longspan.training.model_text import open_text_for
 from longspan.training.run import origin
 
 COST_TOKENS = 20_000
@@ -74,10 +74,19 @@ class Cost:
     unit: str
 
 
-def export_cost(source: Path, out: Path, text: str | Path | None = None, split: str | None = None) -> Cost:
+def export_cost(
+    source: Path,
+    out: Path,
+    text: str | Path | None = None,
+    split: str | None = None,
+    *,
+    field: str | None = None,
+    encoding: str | None = None,
+) -> Cost:
     """What an export costs, on the first tokens of a text. Default text: a page of English prose."""
     one, other = load_model(source, dtype=torch.float32), load_model(out, dtype=torch.float32)
-    ids = open_corpus(text or PAGE, split, one.tokenizer).ids[:COST_TOKENS]
+    opened = open_text_for([one.path], text or PAGE, one.tokenizer, split, field=field, encoding=encoding)
+    ids = opened.ids[:COST_TOKENS]
     # The reading of the export, so that only the weights differ.
     before, after = (score(each.model, ids, other.model.reading) for each in (one, other))
     return Cost(before.bits, after.bits, after.scored, one.tokenizer.unit)

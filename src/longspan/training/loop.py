@@ -72,7 +72,8 @@ class Trainer:
             )
         if self.config.cuda_graph and processes.distributed:
             raise ConfigError(
-                "training.cuda_graph=true works in one process without torchrun; add --set training.cuda_graph=false"
+                "training.cuda_graph=true captures a step that exchanges nothing with other processes, and torchrun "
+                "started this one; add --set training.cuda_graph=false, or start longspan without torchrun"
             )
         self.optimizer, self.guard, self.autocast = self.work.optimizer, self.work.guard, self.work.autocast
         if processes.distributed and device.type == "cuda":

@@ -5,8 +5,8 @@ are combined by their softmax sums. Time and memory grow with the visited blocks
 """
 
 import torch
-from torch.nn import functional as F
 
+from longspan.kernels.block_attention.dropout import PairDropout
 from longspan.kernels.block_attention.pattern import Pattern
 from longspan.kernels.block_attention.plan import Plan, plans, take
 from longspan.kernels.block_attention.reference import Distances
@@ -28,10 +28,10 @@ def block_attention(
 ) -> Float[Tensor, "B H L D"]:
     """The function of `reference.block_attention`."""
     H, L, K = *query.shape[1:3], key.shape[2]
-    outputs = []
+    outputs, drop = [], PairDropout(dropout, query)
     for index, plan in enumerate(plans(pattern, H, L, K, query.device, first_key)):
         seen = visible(pattern, index, plan, first_key)
-        out, lse = _part(query, key, value, plan, seen, position, dropout)
+        out, lse = _part(query, key, value, plan, seen, position, drop)
         outputs.append(in_order(plan, out, lse))
     return combine_parts(outputs)
 
@@ -43,7 +43,7 @@ def _part(
     plan: Plan,
     seen: Bool[Tensor, "R G Q P NS"],
     position: Distances | None,
-    dropout: float,
+    dropout: PairDropout,
 ) -> tuple[Float[Tensor, "B H S D"], Float[Tensor, "B H S"]]:
     """The output of every slot of one part, and the logarithm of the sum of its weights."""
     scale, keys = query.shape[-1] ** -0.5, plan.visited(key).transpose(-1, -2)
@@ -60,7 +60,8 @@ def _part(
     peak = scores.detach().amax(-1, keepdim=True).clamp(min=_LEAST)
     weights = scores.sub_(peak).exp_()
     total = weights.sum(-1, keepdim=True).clamp(min=1.0)  # the largest weight is 1 if any key is visible
-    output = (F.dropout(weights, dropout) / total).to(value.dtype) @ plan.visited(value)
+    dropped = dropout(weights, plan.query_positions(), plan.key_positions())
+    output = (dropped / total).to(value.dtype) @ plan.visited(value)
     return output.flatten(2, 3), (peak + total.log()).flatten(2)
 
 

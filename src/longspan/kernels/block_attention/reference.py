@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional as F
 
+from longspan.kernels.block_attention.dropout import PairDropout
 from longspan.kernels.block_attention.pattern import Pattern
 from longspan.shapes import Bool, Float, Int, Tensor
 
@@ -56,7 +56,9 @@ def block_attention(
     hidden = ~visible(pattern, query.shape[1], L, K, first_key, query.device)
     nothing = hidden.all(-1, keepdim=True)
     scores = (scores / query.shape[-1] ** 0.5).masked_fill(hidden & ~nothing, float("-inf"))
-    return F.dropout(torch.softmax(scores, dim=-1).masked_fill(nothing, 0.0), dropout) @ value
+    weights = torch.softmax(scores, dim=-1).masked_fill(nothing, 0.0)
+    place = torch.arange(K, device=query.device)
+    return PairDropout(dropout, query)(weights, place[K - L :, None], place) @ value
 
 
 def visible(

@@ -373,17 +373,18 @@ def test_on_many_cores_subwords_are_encoded_by_processes(
     monkeypatch.setattr(encoding, "_PARALLEL_MIN_BYTES", 0)
     pieces = [Piece(path, 0, 1)]
     counts = {}
-    for cores in (2, 4, 8, 16, 64):
+    for cores in (2, 8, 16, 64):
         monkeypatch.setattr(encoding, "_cores", lambda cores=cores: cores)
         counts[cores] = encoding.subword_workers(pieces)
-    assert counts == {2: (1, 3), 4: (1, 5), 8: (2, 5), 16: (4, 5), 64: (6, 14)}
-    monkeypatch.setattr(encoding, "_cores", lambda: 8)
+    assert counts == {2: (1, 2), 8: (1, 8), 16: (4, 7), 64: (4, 28)}
+    monkeypatch.setattr(encoding, "_SUBWORD_CORES", 8)
+    monkeypatch.setattr(encoding, "_cores", lambda: 16)
     monkeypatch.setattr(documents, "TASK_BYTES", 5000)
     started = []
-    workers = encoding._Workers
-    monkeypatch.setattr(encoding, "_Workers", lambda *given: started.append(given[1:]) or workers(*given))
+    begin = encoding._Workers.__init__
+    monkeypatch.setattr(encoding._Workers, "__init__", lambda *given: started.append(given[2:]) or begin(*given))
     divided = open_corpus(path, None, tokenizer, cache / "two")
-    assert started == [(2, 5)]
+    assert started == [(2, 14)]
     assert np.array_equal(alone.ids, divided.ids)
     assert alone.fingerprint == divided.fingerprint
     assert len(divided.starts) == 400

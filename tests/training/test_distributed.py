@@ -41,8 +41,8 @@ def recipe_of(name: str, rate: float = 0.2, **training: Any) -> Recipe:
     model: dict[str, Any] = {key: value for key, value in SMALL.items() if key in known} | values
     rates = [key for key in known if key == "dropout" or key.endswith("_dropout")]
     model |= dict.fromkeys(rates, rate)
-    model.pop("vocabulary")
-    model.pop("discount", None)  # only of scores
+    for key in ("vocabulary", "discount"):  # a discount is for evaluation
+        model.pop(key, None)
     reading = {key: model.pop(key) for key in READING & set(model)}
     if "memory" in reading:
         reading["memory"] = min(reading["memory"], 12)

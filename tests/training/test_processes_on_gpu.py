@@ -50,22 +50,22 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_run_is_saved_and_resumed_in_every_form(folder: Path) -> None:
     """bfloat16 products; with `fsdp` weights are gathered in bfloat16 too."""
-    runs = [train(folder, "plain", 16, "--set", "training.schedule='constant'", torchrun=False)]
-    changed = ("--resume", "auto", "--set", "training.schedule='constant'")
-    for steps, form in ((4, "fsdp"), (8, "ddp"), (12, "fsdp")):
-        runs.append(train(folder, "forms", steps, *changed, "--set", f"training.parallel='{form}'"))
-    runs.append(train(folder, "forms", 16, *changed, torchrun=False))
-    assert [each.returncode for each in runs] == [0] * 5, "\n".join(each.stderr[-500:] for each in runs)
+    constant = ("--set", "training.schedule='constant'")
+    runs = [train(folder, "plain", 8, *constant, torchrun=False)]
+    for steps, form in ((4, "fsdp"), (8, "ddp")):
+        changed = ("--resume", "auto", "--set", f"training.parallel='{form}'")
+        runs.append(train(folder, "forms", steps, *constant, *changed))
+    assert [each.returncode for each in runs] == [0] * 3, "\n".join(each.stderr[-500:] for each in runs)
     plain, forms = (read_lines(folder / out / "metrics.jsonl") for out in ("plain", "forms"))
-    assert [row["step"] for row in forms] == list(range(1, 17))
+    assert [row["step"] for row in forms] == list(range(1, 9))
     assert [row["loss"] for row in forms] == pytest.approx([row["loss"] for row in plain], abs=0.01)
-    assert forms[-1]["loss"] < 0.8 * forms[0]["loss"]
+    assert forms[-1]["loss"] < 0.9 * forms[0]["loss"]
     later = [row for row in forms if row["step"] % 4 != 1]  # memory is exchanged after the first step of a launch
     assert all(len(row["memory_gib"]) == 1 and row["memory_gib"][0] > 0 for row in later)
     if "H200" in torch.cuda.get_device_name():
         assert all(0 < row["mfu"] < 1 for row in forms)
     launches = json.loads((folder / "forms/run.json").read_text())["processes"]
-    assert len(launches) == 4
+    assert len(launches) == 2
 
 
 def test_graph_capture_is_refused(folder: Path) -> None:

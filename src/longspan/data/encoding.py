@@ -33,8 +33,8 @@ from longspan.tokenizers.words import count_words as count_each_word
 _PARALLEL_MIN_BYTES = 32 << 20
 # All workers together may use about this much memory; a worker needs so much, and so much for every word it looks up.
 _MEMORY, _WORKER_MEMORY, _WORD_MEMORY = 800 << 20, 48 << 20, 250
-# Cores for one process that encodes subwords, and its memory.
-_SUBWORD_CORES, _SUBWORD_MEMORY = 4, 130 << 20
+# From so many cores on, subwords are encoded by several processes; cores for each of them, and its memory.
+_MANY_CORES, _SUBWORD_CORES, _SUBWORD_MEMORY = 16, 4, 180 << 20
 
 T = TypeVar("T")
 Task = list[Chunk]
@@ -69,9 +69,10 @@ def run_tasks(
 
 
 def run_in_threads(job: Job[T], tasks: Iterator[Task]) -> Iterator[tuple[Task, T]]:
-    """The same for a job that needs no lock of Python most of the time: a second thread works on the next task."""
-    with ThreadPoolExecutor(2, thread_name_prefix="encode") as pool:
-        yield from _in_order(tasks, lambda task: pool.submit(job, task), 2)
+    """The same for a job that needs no lock of Python most of the time: other threads work on the next tasks."""
+    threads = 2 if _cores() < 8 else 3
+    with ThreadPoolExecutor(threads, thread_name_prefix="encode") as pool:
+        yield from _in_order(tasks, lambda task: pool.submit(job, task), threads)
 
 
 def _in_order(tasks: Iterator[Task], submit: Callable[[Task], "Future[Any]"], ahead: int) -> Iterator[tuple[Task, Any]]:
@@ -96,13 +97,14 @@ def subword_workers(pieces: Sequence[Piece]) -> tuple[int, int]:
     """Processes for a text of subwords, and threads of the library in each of them.
 
     The library uses all cores by itself, but its input and output need the lock of Python, which is enough for about
-    eight cores. More cores are divided among processes, with some threads more than cores, because those of a process
+    sixteen cores. More cores are divided among processes, with more threads than cores, because those of a process
     wait while it reads and writes.
     """
     cores = _cores()
-    small = sum(piece.size for piece in pieces) < _PARALLEL_MIN_BYTES
-    workers = 1 if small or cores < 2 * _SUBWORD_CORES else min(cores // _SUBWORD_CORES, _MEMORY // _SUBWORD_MEMORY)
-    return workers, -(-5 * cores // (4 * workers))
+    if cores < _MANY_CORES or sum(piece.size for piece in pieces) < _PARALLEL_MIN_BYTES:
+        return 1, cores
+    workers = min(cores // _SUBWORD_CORES, _MEMORY // _SUBWORD_MEMORY)
+    return workers, -(-7 * cores // (4 * workers))
 
 
 def _cores() -> int:

@@ -17,6 +17,7 @@ from longspan.cache import SegmentMask, expanded_zeros, newest, open_state
 from longspan.cache.compressed import CompressedCache, evicted_positions, slots_after, valid_slots
 from longspan.contract import UNBOUNDED, LanguageModel, State
 from longspan.errors import ConfigError
+from longspan.hints import Hints
 from longspan.kernels.relative_attention.reference import attention_weights
 from longspan.nn.attention import RelativePosition
 from longspan.nn.compression import COMPRESSIONS, Convolution, reconstruction_loss
@@ -136,6 +137,10 @@ class Compressive(LanguageModel):
                 f"memory=0 leaves nothing to compress into model.compressed={self.config.compressed} slots; "
                 "use a memory above 0"
             )
+
+    @property
+    def hints(self) -> Hints:  # type: ignore[override]
+        return Hints(shard_layers=False)  # the reconstruction loss uses weights of layers in its own backward pass
 
     def reach(self, reading: Reading | None = None) -> int:
         """One hop per layer, from a segment's last position back to the first token of the oldest block.

@@ -43,7 +43,10 @@ class Parallel:
         with warnings.catch_warnings():
             # The new name of the option for buffers, which are constants here, is not in torch 2.11.
             warnings.simplefilter("ignore", FutureWarning)
-            self.replica = DistributedDataParallel(both, find_unused_parameters=True, broadcast_buffers=False)
+            # Gradients are views of the buckets that are exchanged, which saves a copy of all of them.
+            self.replica = DistributedDataParallel(
+                both, find_unused_parameters=True, broadcast_buffers=False, gradient_as_bucket_view=True
+            )
         self.eager = partial(self.replica, False)
         self.fast = self.eager if fast is objective else partial(self.replica, True)
 

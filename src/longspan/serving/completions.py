@@ -32,6 +32,8 @@ class Answer:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     tokens: int = 0
     reason: str | None = None
+    cut: bool = False
+    """It ended at a stop string, whose tokens are not shown."""
 
     @property
     def mean_logprob(self) -> float:
@@ -48,7 +50,7 @@ class Completion:
         self.request, self.served = request, served
         self.n = request.n or 1
         self.best_of = self.n if request.best_of is None else request.best_of
-        self.prompts = served.prompts(request.prompt)
+        self.prompts = served.prompts("" if request.prompt is None else request.prompt)
         self.name_and_check()
         self._check_choices()
         self.feed = Feed()
@@ -113,6 +115,7 @@ class Completion:
             else:
                 answer.text.append(event.text)
                 answer.reason = event.reason
+                answer.cut = self.works[index // self.best_of].choices[index % self.best_of].text.stopped
         choices = []
         for p in range(len(self.prompts)):
             group = answers[p * self.best_of : (p + 1) * self.best_of]
@@ -120,7 +123,7 @@ class Completion:
                 group = sorted(group, key=lambda answer: answer.mean_logprob, reverse=True)[: self.n]
             choices.extend(group)
         body = [
-            self._choice(i, "".join(a.text), self._logprobs(a.logprobs, 0, len("".join(a.text))), a.reason)
+            self._choice(i, "".join(a.text), self._logprobs(a.logprobs, 0, len("".join(a.text)) if a.cut else None), a.reason)
             for i, a in enumerate(choices)
         ]
         return {**self._head(), "choices": body, "usage": self._usage(sum(a.tokens for a in answers))}
@@ -165,12 +168,12 @@ class Completion:
 def logprobs_object(
     served: Served, found: Sequence[TokenLogprob], offset: int, end: int | None, *, top: bool
 ) -> dict[str, Any]:
-    """OpenAI's four lists. Tokens after `end`, those of a stop sequence, are left out."""
+    """OpenAI's four lists. Tokens that begin at `end` or later, those of a stop string, are left out."""
     shown: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [] if top else None, "text_offset": []}
     place, stream = offset, TextStream()
     for one in found:
         # `place` counts characters that are complete before this token.
-        if end is not None and place > end:
+        if end is not None and place >= end:
             break
         shown["tokens"].append(served.name_of(one.token))
         shown["token_logprobs"].append(one.logprob)

@@ -122,10 +122,11 @@ class Completion:
             if self.best_of > self.n:
                 group = sorted(group, key=lambda answer: answer.mean_logprob, reverse=True)[: self.n]
             choices.extend(group)
-        body = [
-            self._choice(i, "".join(a.text), self._logprobs(a.logprobs, 0, len("".join(a.text)) if a.cut else None), a.reason)
-            for i, a in enumerate(choices)
-        ]
+        body = []
+        for i, answer in enumerate(choices):
+            text = "".join(answer.text)
+            logprobs = self._logprobs(answer.logprobs, 0, len(text) if answer.cut else None)
+            body.append(self._choice(i, text, logprobs, answer.reason))
         return {**self._head(), "choices": body, "usage": self._usage(sum(a.tokens for a in answers))}
 
     async def stream(self) -> AsyncIterator[dict[str, Any]]:

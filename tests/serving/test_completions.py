@@ -137,8 +137,11 @@ def test_a_stop_sequence_ends_inside_and_across_tokens(client: TestClient) -> No
         assert texts(answer) == [cut]
         assert max(answer["choices"][0]["logprobs"]["text_offset"]) < len(cut)  # none of the stop string
         assert answer["choices"][0]["finish_reason"] == "stop"
-        chunks = events(client, **body)
-        assert "".join(c["text"] for chunk in chunks for c in chunk["choices"]) == cut
+        chunks = [c for chunk in events(client, **body, logprobs=0) for c in chunk["choices"]]
+        assert "".join(c["text"] for c in chunks) == cut
+        for key in ("tokens", "token_logprobs", "text_offset"):
+            found = [value for c in chunks if c["logprobs"] for value in c["logprobs"][key]]
+            assert found == answer["choices"][0]["logprobs"][key]
 
 
 def test_sampling_parameters(client: TestClient, text: TextModel) -> None:

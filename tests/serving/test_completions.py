@@ -133,11 +133,15 @@ def test_a_stop_sequence_ends_inside_and_across_tokens(client: TestClient) -> No
         stop = full[begin : begin + size]
         cut = full[: full.find(stop)]
         body = {"prompt": "stop", "max_tokens": 60, "stop": [stop, "never there"]}
-        answer = complete(client, **body)
+        answer = complete(client, **body, logprobs=0)
         assert texts(answer) == [cut]
+        assert max(answer["choices"][0]["logprobs"]["text_offset"]) < len(cut)  # none of the stop string
         assert answer["choices"][0]["finish_reason"] == "stop"
-        chunks = events(client, **body)
-        assert "".join(c["text"] for chunk in chunks for c in chunk["choices"]) == cut
+        chunks = [c for chunk in events(client, **body, logprobs=0) for c in chunk["choices"]]
+        assert "".join(c["text"] for c in chunks) == cut
+        for key in ("tokens", "token_logprobs", "text_offset"):
+            found = [value for c in chunks if c["logprobs"] for value in c["logprobs"][key]]
+            assert found == answer["choices"][0]["logprobs"][key]
 
 
 def test_sampling_parameters(client: TestClient, text: TextModel) -> None:
@@ -175,7 +179,7 @@ def test_sampling_parameters(client: TestClient, text: TextModel) -> None:
         ({"logit_bias": {"x": 1.0}}, "logit_bias"),
         ({"logit_bias": {"1": 101.0}}, "logit_bias"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"stream": True, "stream_options": {"other": 1}}, "stream_options"),
+        ({"stream": True, "stream_options": {"other": 1}}, "stream_options.other"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
         ({"prompt": [1, "a"]}, "prompt"),
@@ -221,6 +225,7 @@ def test_a_character_begun_by_the_prompt_is_completed(client: TestClient) -> Non
 
 def test_an_empty_prompt_starts_with_a_newline(client: TestClient) -> None:
     assert texts(complete(client, prompt="")) == texts(complete(client, prompt="\n"))
+    assert texts(complete(client, prompt=None)) == texts(complete(client, prompt=""))
 
 
 def test_models_tokens_and_health(client: TestClient) -> None:
@@ -229,6 +234,8 @@ def test_models_tokens_and_health(client: TestClient) -> None:
     assert client.get("/v1/models/other").status_code == 404
     assert client.get("/health").json()["status"] == "ok"
     assert client.get("/ready").status_code == 200
+    assert [client.head(path).status_code for path in ("/", "/health", "/ready")] == [200, 200, 200]
+    assert client.get("/health/", follow_redirects=False).status_code == 404
     tokens = client.post("/tokenize", json={"prompt": "né", "return_token_strs": True}).json()
     assert tokens["tokens"] == [110, 0xC3, 0xA9]
     assert tokens["token_strs"] == ["n", "bytes:\\xc3", "bytes:\\xa9"]

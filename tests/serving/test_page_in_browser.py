@@ -190,6 +190,25 @@ def test_write_streams_shades_stops_and_continues(open_page: Open) -> None:
     assert "Candidates" in shown
 
 
+def test_write_survives_a_lost_session_and_an_empty_field(open_page: Open, problems: list[str]) -> None:
+    page = open_page("write")
+    page.fill("#write-count", "4")
+    page.click("#write-stop")
+    idle(page)
+    with page.expect_request("**/continue") as asked:
+        page.click("#write-go")
+    idle(page)
+    assert page.request.delete(asked.value.url.removesuffix("/continue")).ok  # as after a crash of the server
+    before = page.locator("#write-text .t:not(.given)").count()
+    page.click("#write-go")
+    until(page, f"document.querySelectorAll('#write-text .t:not(.given)').length === {before + 4}")
+    idle(page)
+    problems[:] = [problem for problem in problems if "404" not in problem]
+    page.fill("#write-count", "")
+    page.click("#write-go")
+    page.get_by_text("Tokens must be a number from 1 to 5,000").wait_for()
+
+
 def test_write_gives_what_the_model_gives(open_page: Open, text: TextModel) -> None:
     page = open_page("write")
     page.click("#write-stop")

@@ -141,6 +141,12 @@ def test_raw_bytes_and_slow_senders(address: str) -> None:
     assert send(large).startswith(b"HTTP/1.1 413")
     assert time.perf_counter() - began < 8
     assert send(b"GET /health HTTP/1.1\r\nhos") == b""  # closed after the time limit, 1 s here
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        for line in (b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n", b"GET /health HTTP/1.1\r\nhos"):
+            connection.sendall(line)
+            while line.endswith(b"\n") and not connection.recv(4096).endswith(b"}"):
+                pass
+        assert connection.recv(4096) == b""  # the second request of a connection has the same limit
 
 
 SERVE = """

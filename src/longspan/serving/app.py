@@ -36,7 +36,14 @@ def create_app(texts: Mapping[str, TextModel], settings: Settings | None = None)
         await server.sessions.close()
 
     # The pages of FastAPI's documentation load scripts of other sites.
-    app = FastAPI(title="longspan", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="longspan",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # a path with a slash at its end is another path, so it is 404
+    )
     app.state.server = server
     app.state.metrics = metrics.Metrics(server)
     for part in (completions, information, metrics, scoring, sessions, page):

@@ -32,11 +32,33 @@ class Answer:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     tokens: int = 0
     reason: str | None = None
+    cut: bool = False
+    """It ended at a stop string, whose tokens are not shown."""
 
     @property
     def mean_logprob(self) -> float:
         own = [one.logprob for one in self.logprobs if one.logprob is not None]
         return sum(own) / len(own) if own else -math.inf
+
+
+class Waiting:
+    """Log-probabilities of a stream with stop strings. Those of text that is held back wait until it is sent."""
+
+    def __init__(self, served: Served, prompt: Sequence[int]) -> None:
+        """`prompt` is what the text begins with: nothing, unless the prompt is echoed."""
+        self.decode = served.text.tokenizer.decode_bytes
+        self.stream, self.found = TextStream(), list[tuple[int, TokenLogprob]]()
+        self.place = len(self.stream.push(self.decode(list(prompt))))
+
+    def push(self, one: TokenLogprob) -> None:
+        self.found.append((self.place, one))
+        self.place += len(self.stream.push(self.decode([one.token])))
+
+    def ready(self, sent: int | None) -> tuple[int, list[TokenLogprob]]:
+        """The place of the first of those that begin before `sent` characters (None: of all), and they."""
+        count = sum(sent is None or place < sent for place, _ in self.found)
+        ready, self.found = self.found[:count], self.found[count:]
+        return (ready[0][0] if ready else 0), [one for _, one in ready]
 
 
 class Completion:
@@ -48,7 +70,7 @@ class Completion:
         self.request, self.served = request, served
         self.n = request.n or 1
         self.best_of = self.n if request.best_of is None else request.best_of
-        self.prompts = served.prompts(request.prompt)
+        self.prompts = served.prompts("" if request.prompt is None else request.prompt)
         self.name_and_check()
         self._check_choices()
         self.feed = Feed()
@@ -95,6 +117,16 @@ class Completion:
             return ""
         return TextStream().push(self.served.text.tokenizer.decode_bytes(self.prompts[index // self.best_of]))
 
+    def _is_cut(self, index: int) -> bool:
+        """A finished choice ended at a stop string."""
+        return self.works[index // self.best_of].choices[index % self.best_of].text.stopped
+
+    def _waiting(self) -> list[Waiting]:
+        if not self.request.stop or self.request.logprobs is None:
+            return []
+        echo = getattr(self.request, "echo", False)
+        return [Waiting(self.served, self.prompts[i // self.best_of] if echo else ()) for i in range(self.count)]
+
     def events(self) -> AsyncIterator[tuple[int, Event]]:
         return self.feed.events(self.count)
 
@@ -113,24 +145,26 @@ class Completion:
             else:
                 answer.text.append(event.text)
                 answer.reason = event.reason
+                answer.cut = self._is_cut(index)
         choices = []
         for p in range(len(self.prompts)):
             group = answers[p * self.best_of : (p + 1) * self.best_of]
             if self.best_of > self.n:
                 group = sorted(group, key=lambda answer: answer.mean_logprob, reverse=True)[: self.n]
             choices.extend(group)
-        body = [
-            self._choice(i, "".join(a.text), self._logprobs(a.logprobs, 0, len("".join(a.text))), a.reason)
-            for i, a in enumerate(choices)
-        ]
+        body = []
+        for i, answer in enumerate(choices):
+            text = "".join(answer.text)
+            logprobs = self._logprobs(answer.logprobs, 0, len(text) if answer.cut else None)
+            body.append(self._choice(i, text, logprobs, answer.reason))
         return {**self._head(), "choices": body, "usage": self._usage(sum(a.tokens for a in answers))}
 
     async def stream(self) -> AsyncIterator[dict[str, Any]]:
         wants_usage = self.request.stream_options is not None and self.request.stream_options.include_usage
         extra: dict[str, Any] = {"usage": None} if wants_usage else {}
-        offsets, generated = [0] * self.count, 0
+        offsets, generated, waiting = [0] * self.count, 0, self._waiting()
         async for index, event in self.events():
-            reason, logprobs = None, []
+            reason, logprobs, begin = None, [], offsets[index]
             text = self.echo(index) if isinstance(event, Prompt) else event.text
             if isinstance(event, Prompt):
                 logprobs = list(event.logprobs or ())
@@ -139,8 +173,13 @@ class Completion:
                 logprobs = [] if event.logprob is None else [event.logprob]
             else:
                 reason = event.reason
+            if waiting and not isinstance(event, Prompt):
+                for one in logprobs:
+                    waiting[index].push(one)
+                whole = reason is not None and not self._is_cut(index)
+                begin, logprobs = waiting[index].ready(None if whole else offsets[index] + len(text))
             if text or logprobs or reason:
-                shown = self._logprobs(logprobs, offsets[index]) if logprobs else None
+                shown = self._logprobs(logprobs, begin) if logprobs else None
                 yield {**self._head(), "choices": [self._choice(index, text, shown, reason)], **extra}
             offsets[index] += len(text)
         if wants_usage:
@@ -165,12 +204,12 @@ class Completion:
 def logprobs_object(
     served: Served, found: Sequence[TokenLogprob], offset: int, end: int | None, *, top: bool
 ) -> dict[str, Any]:
-    """OpenAI's four lists. Tokens after `end`, those of a stop sequence, are left out."""
+    """OpenAI's four lists. Tokens that begin at `end` or later, those of a stop string, are left out."""
     shown: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [] if top else None, "text_offset": []}
     place, stream = offset, TextStream()
     for one in found:
         # `place` counts characters that are complete before this token.
-        if end is not None and place > end:
+        if end is not None and place >= end:
             break
         shown["tokens"].append(served.name_of(one.token))
         shown["token_logprobs"].append(one.logprob)

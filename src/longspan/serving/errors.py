@@ -41,7 +41,8 @@ def validation_error(error: ValidationError) -> ApiError:
         return ApiError(400, f"the body is not valid JSON: {first['msg']}", code="invalid_json")
     param = str(first["loc"][0])[:64] if first["loc"] else None
     if first["type"] == "extra_forbidden":
+        name = ".".join(map(str, first["loc"]))[:64]  # it may be inside another, such as stream_options
         return ApiError(
-            400, f"the parameter {param!r} is not supported; leave it out", param=param, code="unsupported_parameter"
+            400, f"the parameter {name!r} is not supported; leave it out", param=name, code="unsupported_parameter"
         )
     return ApiError(400, f"{param or 'the body'}: {first['msg']}", param=param, code="invalid_value")

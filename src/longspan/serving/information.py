@@ -22,6 +22,7 @@ async def model(request: Request, name: str) -> dict[str, Any]:
     return server_of(request).models.find(name).describe()
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health(request: Request) -> Response:
     """200 while all decode loops run."""
@@ -29,6 +30,7 @@ async def health(request: Request) -> Response:
     return JSONResponse({"status": "failed" if failed else "ok", "failed": failed}, 503 if failed else 200)
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get("/ready")
 async def ready(request: Request) -> Response:
     """200 if a request would be taken now."""

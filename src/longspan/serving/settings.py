@@ -36,7 +36,7 @@ class Settings:
     """A session from another machine."""
     max_header: int = 16 << 10
     header_timeout: float = 10.0
-    """Time to send the headers of the first request of a connection."""
+    """Time to send the headers of a request."""
     body_timeout: float = 20.0
     """Time to send a body."""
     request_timeout: float = 3600.0

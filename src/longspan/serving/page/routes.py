@@ -62,6 +62,7 @@ class ForgetRequest(Strict):
     sessions: Annotated[list[Name], Field(max_length=256)]
 
 
+@router.head("/", include_in_schema=False)
 @router.get("/")
 async def index() -> Response:
     return FileResponse(STATIC / "index.html", media_type="text/html; charset=utf-8")

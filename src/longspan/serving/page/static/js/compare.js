@@ -52,13 +52,15 @@ export class Compare {
     $("compare-status").textContent = "Reading…";
     try {
       const { state } = await job.finished;
-      $("compare-status").textContent = state === "finished" ? "Done." : "Cancelled; the results so far stay.";
+      if (job === this.job) $("compare-status").textContent = state === "finished" ? "Done." : "Cancelled; the results so far stay.";
     } catch (error) {
-      $("compare-status").textContent = "";
+      if (job === this.job) $("compare-status").textContent = "";
       throw error;
     } finally {
-      $("compare-cancel").disabled = true;
-      $("compare-progress").hidden = true;
+      if (job === this.job) { // not one that a newer job replaced
+        $("compare-cancel").disabled = true;
+        $("compare-progress").hidden = true;
+      }
     }
   }
 

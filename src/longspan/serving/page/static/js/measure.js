@@ -69,13 +69,15 @@ export class Measure {
     $("measure-status").textContent = "Reading…";
     try {
       const { state } = await job.finished;
-      $("measure-status").textContent = state === "finished" ? "Done." : "Cancelled; the results so far stay.";
+      if (job === this.job) $("measure-status").textContent = state === "finished" ? "Done." : "Cancelled; the results so far stay.";
     } catch (error) {
-      $("measure-status").textContent = "";
+      if (job === this.job) $("measure-status").textContent = "";
       throw error;
     } finally {
-      $("measure-cancel").disabled = true;
-      $("measure-progress").hidden = true;
+      if (job === this.job) { // not one that a newer job replaced
+        $("measure-cancel").disabled = true;
+        $("measure-progress").hidden = true;
+      }
     }
   }
 

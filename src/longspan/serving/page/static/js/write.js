@@ -1,6 +1,6 @@
 // Write: a tree of continuations, each a session of the server.
 
-import { events, post, send } from "./api.js";
+import { events, get, post, send } from "./api.js";
 import { $, fail, guarded, make, number, option, percent, plain, shown } from "./dom.js";
 import { Node, restoreTree } from "./tree.js";
 import { TokenText, legend } from "./tokens.js";
@@ -8,6 +8,23 @@ import { TokenText, legend } from "./tokens.js";
 const SAVED = "longspan.saved";
 const MOST_SAVED = 12;
 const seed = () => Math.floor(Math.random() * 2 ** 48);
+
+// The number in a field. One that is missing or out of range is an error in the words of the page.
+function valueOf(id, name) {
+  const field = $(id);
+  const { badInput, rangeOverflow, rangeUnderflow } = field.validity;
+  if (field.value === "" || badInput || rangeOverflow || rangeUnderflow) {
+    field.focus();
+    throw new Error(`${name} must be a number from ${field.min} to ${Number(field.max).toLocaleString("en")}`);
+  }
+  return Number(field.value);
+}
+
+// Whether the server still has a session: it may have expired, or the server was killed.
+const exists = (session) => get(`/v1/sessions/${session}`).then(() => true, (error) => {
+  if (error.status === 404) return false;
+  throw error;
+});
 
 export class Write {
   constructor(app) {
@@ -104,7 +121,8 @@ export class Write {
 
   // The session at the end of a node. Without one, the text is read again after the session of its parent.
   async session(node) {
-    if (node.session) return node.session;
+    if (node.session && await exists(node.session)) return node.session;
+    node.session = null;
     const text = node.text;
     if (node.parent === this.root) {
       node.session = (await post("/v1/sessions", { model: this.app.model.id, prompt: text, seed: seed() })).id;
@@ -116,14 +134,19 @@ export class Write {
     return node.session;
   }
 
+  get options() {
+    const tokens = Math.round(valueOf("write-count", "Tokens"));
+    return { max_tokens: tokens, temperature: valueOf("write-temperature", "Temperature"), logprobs: 5 };
+  }
+
   async generate(node) {
+    const body = this.options;
     Object.assign(node, { busy: true, stopping: false });
     this.showTree();
     const tree = this.root;
     try {
       const session = await this.session(node);
       if (node.stopping) return; // while its text was read
-      const body = { max_tokens: Number($("write-count").value), temperature: Number($("write-temperature").value), logprobs: 5 };
       let ready = "";
       for await (const event of events(`/v1/sessions/${session}/continue`, body)) {
         const [{ text, logprobs }] = event.choices;
@@ -158,6 +181,7 @@ export class Write {
   async fork() {
     const [chosen, index] = this.text.selected === null ? [this.node, this.node.items.length - 1] : this.places[this.text.selected];
     if (chosen.busy) throw new Error("this branch is still being written; stop it first");
+    void this.options; // an error in them must not leave empty branches
     const base = chosen.split(index + 1);
     base.busy = true;
     this.showTree();

@@ -55,8 +55,8 @@ def test_a_pipeline_on_a_gpu_writes_the_text_of_longspan(tmp_path: Path) -> None
 def test_a_trainer_on_a_gpu_learns_as_on_the_cpu(family: str, bf16: bool, tmp_path: Path) -> None:
     """The losses of 12 steps with memory: those of the CPU in float32, near them in bfloat16."""
     text = np.frombuffer(b"It was late in the evening when the carriage came. " * 40, np.uint8)
-    size = {"vocabulary": 256, "layers": 2, "width": 32}
-    config = hf.LongspanConfig(family=family, model=size if family == "lstm" else {**size, "heads": 2, "dropout": 0.0})
+    size = {"vocabulary": 256, "layers": 2, "width": 32, "dropout": 0.0}  # devices draw different masks
+    config = hf.LongspanConfig(family=family, model=size if family == "lstm" else {**size, "heads": 2})
 
     def losses(on_cpu: bool) -> list[float]:
         torch.manual_seed(1)

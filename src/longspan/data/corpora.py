@@ -190,7 +190,7 @@ _CORPORA = (
         size=77_151_744,
     ),
     Corpus(
-        "books",
+        "gutenberg-books",
         "206 books of Project Gutenberg, one document each; of every 20 the 19th is valid and the 20th is test",
         "public domain in the USA",
         "plain-bytes",

@@ -20,6 +20,7 @@ LARGEST |= dict.fromkeys(("lr", "muon_lr", "weight_decay", "clip", "spike", "sco
 LARGEST |= dict.fromkeys(("betas", "epsilon", "muon_momentum", "lr_floor", "cooldown"), 1)
 LARGEST |= dict.fromkeys(("weight_dropout", "average_decay"), 1) | dict.fromkeys(("clamp", "pointer", "streams"), 2**20)
 LARGEST |= {"temperature": 100, "discount": 100, "layer_decay": 1, "unfreeze_every": STEPS}
+LARGEST |= {"embedding_rate": 1000}
 
 SETTINGS = ("memory", "clamp", "same_length", "pointer")
 """Reading settings that only families with memory use."""
@@ -124,6 +125,8 @@ class TrainingConfig:
     """Last share of the run in which learning rates fall linearly to the floor."""
     layer_decay: float = 1.0
     """Every layer has this many times the learning rate of the layer above it: discriminative rates."""
+    embedding_rate: float = 1.0
+    """Learning rate of the embedding, and of a tied softmax, as a multiple of the others."""
     unfreeze_every: int = 0
     """Train the last layer only, and one more after every so many steps: gradual unfreezing. 0: all from the start."""
     clip: float = 0.25
@@ -174,7 +177,7 @@ class TrainingConfig:
             any(v is not None for v in limits),
             "training.steps is missing; set training.steps, training.tokens or training.seconds",
         )
-        for name in ("steps", "tokens", "seconds", "lr", "muon_lr", "epsilon"):
+        for name in ("steps", "tokens", "seconds", "lr", "muon_lr", "epsilon", "embedding_rate"):
             value = getattr(self, name)
             require(value is None or value > 0, f"training.{name}={value} must be above 0")
         for name in ("accumulate", "save_every", "keep"):

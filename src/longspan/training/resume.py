@@ -31,6 +31,7 @@ FREE = {
 }
 # What a branch (a new run from another run's checkpoint) may change in addition: the size of its updates.
 TUNABLE = {
+    "training.embedding_rate",
     *(f"training.{key}" for key in ("lr", "muon_lr", "muon_momentum", "betas", "epsilon", "weight_decay")),
     *(f"training.{key}" for key in ("schedule", "warmup", "lr_floor", "cooldown", "layer_decay", "clip", "spike")),
 }

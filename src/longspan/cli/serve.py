@@ -39,6 +39,7 @@ def serve(
         typer.Option("--width", help="Rows per batch; outputs depend on it by rounding. Default: 16, on a GPU 32."),
     ] = None,
     queue: Annotated[int, typer.Option("--queue", help="Streams that may wait for a row.")] = 64,
+    max_sessions: Annotated[int, typer.Option("--max-sessions", help="Sessions in memory and on disk together.")] = 256,
     grace: Annotated[
         float, typer.Option("--grace", help="Seconds for running requests to finish after SIGTERM.")
     ] = 10.0,
@@ -64,6 +65,7 @@ def serve(
         rows=rows,
         width=width,
         queue=queue,
+        max_sessions=max_sessions,
         shutdown_timeout=grace,
         state_folder=sessions or cache_folder() / "sessions",
     )

@@ -80,7 +80,7 @@ class Sessions:
         if len(self.table) >= self.settings.max_sessions:
             raise ApiError(
                 429,
-                f"this server has {len(self.table)} sessions, as many as it allows; delete one",
+                f"this server has {len(self.table)} sessions, as many as --max-sessions allows; delete one",
                 type=RATE_LIMIT,
                 code="too_many_sessions",
                 retry_after=self.settings.retry_after,
@@ -128,7 +128,7 @@ class Sessions:
             for kind in kinds:
                 content = store.read(session.name, kind)
                 if content is not None:
-                    return self.decode(content, f"the session {session.name}")
+                    return self.decode(content, f"of the session {session.name}")
             raise StateError(f"the session {session.name} has no saved state; save it first")
 
         try:
@@ -143,7 +143,7 @@ class Sessions:
         for served in self.models:
             if served.hash == wanted:
                 return served, decode(content, name, served.text, served.hash)
-        raise StateError(f"{name} is of model {wanted[:12]}, which this server does not have")
+        raise StateError(f"the state {name} is of model {wanted[:12]}, which this server does not have")
 
     def commit(self, session: Session, moment: Moment) -> None:
         session.moment, session.dirty = moment, True

@@ -1,5 +1,6 @@
 """/v1/sessions: streams that continue over many requests, with constant cost per token and constant memory."""
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from typing import Any
@@ -103,7 +104,7 @@ async def import_session(request: Request) -> Response:
     """A session from the file that `GET /v1/sessions/ID/state` returned, on this machine or another."""
     sessions = server_of(request).sessions
     try:
-        served, moment = sessions.decode(await request.body(), "the file")
+        served, moment = await asyncio.to_thread(sessions.decode, await request.body(), "in the upload")
     except LongspanError as error:
         raise ApiError(400, str(error), code="invalid_state") from None
     return JSONResponse(sessions.add(served, moment).describe(), 201)

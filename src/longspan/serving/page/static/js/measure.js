@@ -53,6 +53,7 @@ export class Measure {
   }
 
   async run(path, update) {
+    if (!this.text) throw new Error("there is no text to measure; type or drop one");
     this.job?.cancel();
     const began = performance.now();
     const job = new Job(path, { model: this.app.model.id, text: this.text }, (state) => {

@@ -34,7 +34,7 @@ parity: .venv-parity/.ready     ## compares tests/parity with fixtures made agai
 
 torture: $(VENV)/.ready         ## the reliability tests at full size; SEED=7 kills at other times
 	LONGSPAN_TORTURE=1 LONGSPAN_SEED=$(SEED) $(BIN)/pytest -n 2 -m "not gpu" tests/checkpoints tests/data tests/tokenizers tests/training \
-	    tests/cli tests/contract tests/scoring tests/decoding tests/interop tests/serving
+	    tests/cli tests/contract tests/scoring tests/decoding tests/interop tests/serving tests/kernels
 
 gpu:                            ## the tests that need CUDA, in the current environment
 	$(PYTHON) -m pytest -m gpu
@@ -46,7 +46,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
 	$(BIN)/pip install --quiet --constraint constraints.txt \
-	    --editable ".[dev,plots,zstd,arrow,serve,write,brotli,hf,onnx,metrics,wandb,mlflow]"
+	    --editable ".[dev,plots,zstd,arrow,serve,write,brotli,hf,onnx,metrics]"
 	touch $@
 
 $(VENV)/.docs-ready: $(VENV)/.ready

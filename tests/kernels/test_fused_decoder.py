@@ -56,7 +56,11 @@ def assert_equal_steps(fused: FusedDecoder, rolling: RollingDecoder, rows: int, 
 
 @pytest.mark.parametrize(
     ("name", "rows"),
-    [("paper", 1), ("same-length-clamp", 1), ("longspan", 2)],
+    [
+        ("paper", 1),
+        pytest.param("same-length-clamp", 1, marks=pytest.mark.torture),
+        pytest.param("longspan", 2, marks=pytest.mark.torture),
+    ],
 )
 def test_steps_and_states_are_those_of_the_rolling_decoder(name: str, rows: int) -> None:
     """From an empty cache past the point where it wraps around, and again after a prompt."""

@@ -43,6 +43,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
         PAPER | {"memory": 5, "same_length": True, "heads": 2, "qk_norm": True, "convolution": 2, "norm": "pre"},
     ),
 }
+QUICK = {"paper", "clamp", "adaptive", "qk-norm"}
 # The fused kernels do not have these activations; the rolling decoder does.
 ALL_FORMS = FORMS | {
     "gated": ("longspan-xl", PAPER | {"memory": 12, "activation": "swiglu"}),
@@ -119,7 +120,13 @@ def test_a_model_in_training_mode_applies_dropout_at_every_step() -> None:
 
 @interpreted
 @pytest.mark.slow
-@pytest.mark.parametrize(("form", "rows"), [*((form, 1) for form in FORMS), ("plain", 5), ("rms", 5)])
+@pytest.mark.parametrize(
+    ("form", "rows"),
+    [
+        *(pytest.param(form, 1, marks=() if form in QUICK else pytest.mark.torture) for form in FORMS),
+        *(pytest.param(form, 5, marks=pytest.mark.torture) for form in ("plain", "rms")),
+    ],
+)
 def test_interpreted_kernels_equal_the_layers(form: str, rows: int) -> None:
     assert largest_difference(form, rows, "cpu", torch.float32, fused) < 1e-5
 
@@ -144,7 +151,7 @@ class FakeGraph(torch.cuda.CUDAGraph):
 
 @interpreted
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["paper", "convolution"])
+@pytest.mark.parametrize("form", [pytest.param("paper", marks=pytest.mark.torture), "convolution"])
 def test_the_warm_up_before_a_capture_changes_no_state(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first token must enter the caches once, those of the convolution included."""
     monkeypatch.setattr(cuda_graphs, "warm_up", lambda work: work())

@@ -168,7 +168,7 @@ class Process:
         line = self.process.stderr.readline()
         assert " at http://127.0.0.1:" in line, line
         self.address = line.split(" at ")[1].split()[0]
-        self.client = httpx.Client(base_url=self.address, timeout=30)
+        self.client = httpx.Client(base_url=self.address, timeout=300)
         deadline = time.monotonic() + 90
         while True:
             try:

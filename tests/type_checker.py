@@ -20,7 +20,7 @@ from beartype import BeartypeConf, beartype
 
 checked = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
-CALLS = sys.maxsize if os.environ.get("LONGSPAN_TORTURE") else 1
+CALLS = sys.maxsize if os.environ.get("LONGSPAN_TORTURE") else 3
 """The calls of one function that a test checks."""
 calls: Counter[CodeType] = Counter()
 """The checked calls in this test."""

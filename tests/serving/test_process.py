@@ -185,6 +185,7 @@ class Process:
         return found
 
 
+@pytest.mark.torture  # hung in two of three complete runs: the server was idle, and the reason is not known yet
 def test_sigterm_and_sigkill(tmp_path: Path) -> None:
     """SIGTERM in mid-stream, and a second signal that does not wait: the stream ends, the session is saved, the exit
     code is 0, and there is no traceback. SIGKILL in mid-stream: what was

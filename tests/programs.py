@@ -1,24 +1,29 @@
 """`longspan` and `python` for shell commands in tests, without the seconds that importing torch takes each time.
 
-A server is forked from the test process, where torch is imported. The programs are clients: they pass their arguments,
-folder, environment and standard streams to the server, which forks one process for each command.
+A server is forked when the tests start, from the process that has imported torch and has not computed yet: a later fork
+may wait forever for threads that it does not have. The programs are clients: they pass their arguments, folder,
+environment and standard streams to the server, which forks one process for each command.
 """
 
+import atexit
 import contextlib
+import importlib
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
+import tempfile
+import threading
 import traceback
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 CLIENT = """\
 #!{python} -ISs
 import array, json, os, socket, sys
 words = {words} + sys.argv[1:]
-message = json.dumps([words, os.getcwd(), dict(os.environ)]).encode()
+message = json.dumps([words, {first!r}, os.getcwd(), dict(os.environ)]).encode()
 with socket.socket(socket.AF_UNIX) as server:
     server.connect({address!r})
     streams = array.array("i", [0, 1, 2])
@@ -29,33 +34,50 @@ sys.exit(code[0] if code else 70)
 """
 
 
-@contextlib.contextmanager
-def installed(folder: Path, before: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Write the programs `longspan` and `python` into a folder, and serve them. `before` runs once in the server."""
-    folder.mkdir(parents=True, exist_ok=True)
-    address = str(folder / "server")
+_folder = Path(tempfile.gettempdir()) / f"longspan-tests-{os.getpid()}"
+
+
+def start() -> None:
+    """Start the server. It ends with this process."""
+    _folder.mkdir()
+    atexit.register(_stop, os.getpid())
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
+        listener.bind(str(_folder / "server"))
         listener.listen()
-        server = os.fork()
-        if server == 0:
-            before()
+        reading, writing = os.pipe()
+        if os.fork() == 0:
+            os.close(writing)
+            threading.Thread(target=_end_with, args=[reading], daemon=True).start()
             _serve(listener)
+        os.close(reading)  # `writing` is closed by the end of this process
+
+
+def install(folder: Path, first: str = "") -> None:
+    """Write the programs `longspan` and `python` into a folder. `first` is Python code to run before each command."""
+    folder.mkdir(parents=True, exist_ok=True)
     for name, words in {"longspan": ["-m", "longspan"], "python": []}.items():
         program = folder / name
-        program.write_text(CLIENT.format(python=sys.executable, words=words, address=address))
+        address = str(_folder / "server")
+        program.write_text(CLIENT.format(python=sys.executable, words=words, first=first, address=address))
         program.chmod(0o755)
-    try:
-        yield
-    finally:
-        os.kill(server, signal.SIGKILL)
-        os.waitpid(server, 0)
+
+
+def _end_with(parent: int) -> None:
+    os.read(parent, 1)
+    os._exit(0)
+
+
+def _stop(process: int) -> None:
+    if os.getpid() == process:
+        shutil.rmtree(_folder, ignore_errors=True)
 
 
 def _serve(listener: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes of the commands
+    client, _ = listener.accept()
+    for module in ("torch._dynamo", "longspan.training.run", "longspan.decoding.session"):
+        importlib.import_module(module)  # once, and not in each command
     while True:
-        client, _ = listener.accept()
         if os.fork() == 0:
             listener.close()
             code = 1
@@ -70,6 +92,7 @@ def _serve(listener: socket.socket) -> None:
                 client.send(bytes([code]))
                 os._exit(code)
         client.close()
+        client, _ = listener.accept()
 
 
 def _run(client: socket.socket) -> int:
@@ -82,12 +105,13 @@ def _run(client: socket.socket) -> int:
         content = b""
         while len(content) < int.from_bytes(size, "big"):
             content += file.read(1 << 16)
-    words, where, environment = json.loads(content)
+    words, first, where, environment = json.loads(content)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
     os.chdir(where)
     os.environ.clear()
     os.environ.update(environment)
+    exec(first, {})
     try:
         if words[0] == "-c":
             sys.argv = ["-c", *words[2:]]

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from longspan.models import families
 from longspan.training.recipe import load_recipe
-from tests.programs import installed
+from tests.programs import install
 
 ROOT = Path(__file__).parents[2]
 FAST = {
@@ -24,6 +23,12 @@ FAST = {
     "pytest": "-n 0 -x --hypothesis-seed 0",
 }
 """Options that make a command of the page small enough for a test."""
+INSTALLED = """
+import sys
+from longspan.models import families
+sys.path.insert(0, {site!r})
+families.known_families.cache_clear()
+"""
 
 
 def blocks(language: str) -> list[str]:
@@ -51,21 +56,20 @@ def test_the_steps_of_contributing_work(site: Path, tmp_path: Path, monkeypatch:
     assert len(commands) == len(FAST)
     monkeypatch.setenv("LONGSPAN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(ROOT / "src"), str(ROOT)]))
-    monkeypatch.syspath_prepend(str(site))
     (tmp_path / "small.txt").write_text("A report of a short text is made quickly. " * 150)
-    with installed(tmp_path / "bin", before=families.known_families.cache_clear):
-        for command in commands:
-            (options,) = (extra for start, extra in FAST.items() if command.startswith(start))
-            tests = command.startswith("pytest")
-            program, where = (f"{sys.executable} -m ", ROOT) if tests else (f"{tmp_path}/bin/", tmp_path)
-            done = subprocess.run(
-                f"{program}{command} {options}", shell=True, cwd=where, capture_output=True, text=True, check=False
-            )
-            assert done.returncode == 0, (command, done.stdout[-2000:], done.stderr[-2000:])
-            if command.startswith(("longspan bench", "longspan compare")):
-                assert "alibi" in done.stdout
-            if tests:
-                assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 20  # type: ignore[index]
+    install(tmp_path / "bin", first=INSTALLED.format(site=str(site)))
+    for command in commands:
+        (options,) = (extra for start, extra in FAST.items() if command.startswith(start))
+        tests = command.startswith("pytest")
+        program, where = (f"{sys.executable} -m ", ROOT) if tests else (f"{tmp_path}/bin/", tmp_path)
+        done = subprocess.run(
+            f"{program}{command} {options}", shell=True, cwd=where, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, (command, done.stdout[-2000:], done.stderr[-2000:])
+        if command.startswith(("longspan bench", "longspan compare")):
+            assert "alibi" in done.stdout
+        if tests:
+            assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 20  # type: ignore[index]
 
 
 @pytest.mark.parametrize("family", ["lstm", "qrnn", "vanilla"])

@@ -1,6 +1,5 @@
 """The commands and the Python code of docs/data.md run as they are on the page."""
 
-import dataclasses
 import http.server
 import os
 import re
@@ -12,12 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from longspan.data.corpora import CORPORA, CorpusFile
+from longspan.data.corpora import CORPORA
 from longspan.data.splits import named_split
 from longspan.data.tokenizer_specs import TOKENIZER_SPECS
-from tests.programs import installed
+from tests.programs import install
 
 SMALLER = "--set model.layers=1 --set model.width=32 --set model.inner=32 --set training.validate_tokens=1024"
+SMALL_CORPUS = """
+import dataclasses
+from longspan.data.corpora import CORPORA, CorpusFile
+known = CORPORA["tinyshakespeare"]
+CORPORA[known.name] = dataclasses.replace(known, url={url!r}, files=(CorpusFile("input.txt"),))
+"""
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
 
 
@@ -43,9 +48,6 @@ def url(tmp_path: Path) -> Iterator[str]:
 @pytest.mark.slow
 def test_the_code_blocks_run_in_order(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a user runs them, except that models are small, and a small text replaces the corpus of the page."""
-    known = CORPORA["tinyshakespeare"]
-    small = dataclasses.replace(known, url=url, files=(CorpusFile("input.txt"),))
-    monkeypatch.setitem(CORPORA, known.name, small)
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
@@ -53,13 +55,13 @@ def test_the_code_blocks_run_in_order(tmp_path: Path, url: str, monkeypatch: pyt
     blocks = re.findall(r"^```(bash|python)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     assert len(blocks) == PAGE.count("```") // 2 > 5
     output = []
-    with installed(tmp_path / "bin"):
-        for language, code in blocks:
-            code = code.replace("longspan train ", f"longspan train {SMALLER} ")
-            command = ["bash", "-euc", code] if language == "bash" else ["python", "-c", code]
-            done = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, (code, done.stderr)
-            output.append(done.stdout + done.stderr)
+    install(tmp_path / "bin", first=SMALL_CORPUS.format(url=url))
+    for language, code in blocks:
+        code = code.replace("longspan train ", f"longspan train {SMALLER} ")
+        command = ["bash", "-euc", code] if language == "bash" else ["python", "-c", code]
+        done = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (code, done.stderr)
+        output.append(done.stdout + done.stderr)
     assert "train: 26,240 tokens in train/rivers.txt, train/towns.txt" in output[1]
     assert (work / "runs" / "tuned" / "best").is_dir()
     assert any("--encoding cp1252" in text for text in output)

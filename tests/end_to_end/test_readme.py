@@ -5,13 +5,12 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from longspan.bundled import is_installed
-from tests.programs import installed
+from tests.programs import install
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -39,10 +38,10 @@ def commands() -> list[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `longspan` and `python`."""
-    with installed(folder := tmp_path_factory.mktemp("bin")):
-        yield folder
+    install(folder := tmp_path_factory.mktemp("bin"))
+    return folder
 
 
 def run_command(words: list[str], programs: Path, folder: Path) -> subprocess.CompletedProcess[str]:

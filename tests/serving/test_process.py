@@ -1,7 +1,7 @@
 """A real server: the openai package as a client, raw sockets, SIGTERM and SIGKILL."""
 
 import json
-import os
+import re
 import signal
 import socket
 import subprocess
@@ -161,22 +161,25 @@ sys.exit(run(["serve", sys.argv[1], "--port", "0", "--sessions", sys.argv[2], *l
 
 
 class Process:
-    def __init__(self, model: Path, folder: Path) -> None:
-        command = [sys.executable, "-c", SERVE, str(model), str(folder)]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ})
-        assert self.process.stderr is not None
-        line = self.process.stderr.readline()
-        assert " at http://127.0.0.1:" in line, line
-        self.address = line.split(" at ")[1].split()[0]
-        self.client = httpx.Client(base_url=self.address, timeout=300)
-        deadline = time.monotonic() + 90
-        while True:
-            try:
-                if self.client.get("/ready").status_code == 200:
-                    return
-            except httpx.TransportError:
-                assert time.monotonic() < deadline
+    """A server whose messages go to a file."""
+
+    def __init__(self, model: Path, folder: Path, log: Path) -> None:
+        self.log = log
+        with log.open("wb") as messages:
+            command = [sys.executable, "-c", SERVE, str(model), str(folder)]
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=messages, stderr=messages)
+        address = self.message(r"serving model at (http://127\.0\.0\.1:\d+)")
+        self.client = httpx.Client(base_url=address, timeout=300)
+        assert self.client.get("/ready").status_code == 200
+
+    def message(self, pattern: str) -> str:
+        """The first group of a message that the server has printed or will print."""
+        deadline = time.monotonic() + 120
+        while not (found := re.search(pattern, self.log.read_text())):
+            assert time.monotonic() < deadline, (pattern, self.log.read_text())
+            assert self.process.poll() is None, (pattern, self.log.read_text())
             time.sleep(0.05)
+        return found[found.re.groups]
 
     def post(self, path: str, **body: Any) -> dict[str, Any]:
         answer = self.client.post(path, json=body)
@@ -185,14 +188,13 @@ class Process:
         return found
 
 
-@pytest.mark.torture  # hung in two of three complete runs: the server was idle, and the reason is not known yet
 def test_sigterm_and_sigkill(tmp_path: Path) -> None:
     """SIGTERM in mid-stream, and a second signal that does not wait: the stream ends, the session is saved, the exit
-    code is 0, and there is no traceback. SIGKILL in mid-stream: what was
-    saved is there. The bytes after each are those of a session that was never interrupted."""
+    code is 0, and there is no traceback. SIGKILL in mid-stream: what was saved is there. The bytes after each are those
+    of a session that was never interrupted."""
     model, folder = tmp_path / "model", tmp_path / "sessions"
     tiny().save(model)
-    first = Process(model, folder)
+    first = Process(model, folder, tmp_path / "first")
     name = first.post("/v1/sessions", prompt="never ends", seed=3)["id"]
     twin = first.post(f"/v1/sessions/{name}/fork")["id"]
     path, body = f"/v1/sessions/{name}/continue", {"max_tokens": 60_000, "stream": True}
@@ -200,8 +202,7 @@ def test_sigterm_and_sigkill(tmp_path: Path) -> None:
         lines = answer.iter_lines()
         chunks = [next(lines) for _ in range(6)]
         first.process.send_signal(signal.SIGTERM)
-        assert first.process.stderr is not None
-        assert "stopping: 1 stream may run for 300 s more" in first.process.stderr.readline()
+        first.message("stopping: 1 stream may run for 300 s more")
         first.process.send_signal(signal.SIGINT)
         chunks += list(lines)
     data = [json.loads(line[6:]) for line in chunks if line.startswith("data: {")]
@@ -209,9 +210,9 @@ def test_sigterm_and_sigkill(tmp_path: Path) -> None:
     assert data[-1]["choices"][0]["finish_reason"] == "length"
     assert "data: [DONE]" in chunks
     assert first.process.wait(30) == 0
-    assert "Traceback" not in first.process.stderr.read()
+    assert "Traceback" not in first.log.read_text()
 
-    second = Process(model, folder)
+    second = Process(model, folder, tmp_path / "second")
     tokens = second.post(f"/v1/sessions/{name}/save")["tokens"] - len("never ends")
     assert second.post(f"/v1/sessions/{twin}/continue", max_tokens=tokens)["choices"][0]["text"][: len(text)] == text
     following = second.post(f"/v1/sessions/{twin}/continue", max_tokens=20)["choices"][0]["text"]

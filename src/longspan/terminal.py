@@ -82,16 +82,17 @@ def progress_line(label: str, every: float | None = None) -> Iterator[Callable[[
     """
     began, ended, pause = time.monotonic(), threading.Event(), PLAIN_SECONDS if every is None else every
     state: tuple[int, int | None] = (0, None)
+    stream = sys.stderr
 
     def update(done: int, total: int | None) -> None:
         nonlocal state
         state = (done, total)
 
-    def report(stream: TextIO) -> None:
+    def report() -> None:
         while not ended.wait(pause):
             print(f"{label}: {_shown_progress(*state, time.monotonic() - began)}", file=stream, flush=True)
 
-    reporter = threading.Thread(target=report, args=(sys.stderr,), daemon=True)
+    reporter = threading.Thread(target=report, daemon=True)
     if not is_silent():
         reporter.start()
     try:

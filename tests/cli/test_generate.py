@@ -138,7 +138,6 @@ def test_closed_and_ascii_standard_streams(model: Path) -> None:
     """In a shell: standard output closed, standard input closed, ASCII output, a reader that exits early."""
     program = f"{sys.executable} -m longspan.cli.main"
     for line, code in [
-        (f"{program} info {model} >&-", 0),
         (f"{program} generate {model} -p a -n 3 >&-", 0),
         (f"{program} generate {model} - -n 3 <&-", 2),
         (f"PYTHONIOENCODING=ascii {program} generate {model} -p é -n 5", 0),

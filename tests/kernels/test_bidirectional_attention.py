@@ -56,27 +56,28 @@ def test_the_reference_equals_the_scores_of_the_paper() -> None:
         torch.testing.assert_close(out[b, h, i].detach(), torch.tensor(loops(x, b, h, i), dtype=torch.float64))
 
 
-def compare(x: dict[str, Any], atol: float, rtol: float) -> None:
+def compare(x: dict[str, Any], bound: float) -> None:
     """Outputs and gradients of both forms; the reference in float64."""
     exact = x | {name: x[name].detach().double().requires_grad_() for name in NAMES}
     used = NAMES if x["view"].other is not None else NAMES[:6]
     wanted = reference.bidirectional_attention(**exact)
     found = biased.bidirectional_attention(**x)
+    assert not found[:, :, 0].any(), "a query that sees nothing"
     grad = torch.randn_like(wanted)
     grads = torch.autograd.grad(found, [x[name] for name in used], grad.to(found.dtype))
     expected = torch.autograd.grad(wanted, [exact[name] for name in used], grad)
-    torch.testing.assert_close(found.double(), wanted, atol=atol, rtol=rtol)
-    for name, a, b in zip(used, grads, expected, strict=True):
-        assert torch.linalg.vector_norm(a.double() - b) <= max(atol, rtol) * torch.linalg.vector_norm(b), name
     with torch.no_grad():
-        torch.testing.assert_close(biased.bidirectional_attention(**x).double(), wanted, atol=atol, rtol=rtol)
+        scored = biased.bidirectional_attention(**x)
+    pairs = zip(("output", "scored", *used), (found, scored, *grads), (wanted, wanted, *expected), strict=True)
+    apart = {name: ((a.double() - b).norm() / b.norm()).item() for name, a, b in pairs}
+    assert max(apart.values()) < bound, apart
 
 
-@pytest.mark.parametrize(("L", "K"), [(1, 1), (7, 5), (19, 33)])
+@pytest.mark.parametrize(("L", "K"), [(7, 5), (19, 33)])
 def test_the_biased_form_equals_the_reference(L: int, K: int) -> None:
-    x = inputs(2, 3, max(L, 2), K, 4)
-    compare(x, 1e-12, 1e-12)
-    compare(without_segments(x), 1e-12, 1e-12)
+    x = inputs(2, 3, L, K, 4)
+    compare(x, 1e-12)
+    compare(without_segments(x), 1e-12)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, not interpreted")
@@ -114,14 +115,14 @@ def test_forms_are_chosen_by_name_and_dropout_needs_the_reference() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 3e-2), (torch.float32, 1e-4), (torch.float64, 1e-10)])
-@pytest.mark.parametrize(("L", "K", "D"), [(298, 512, 64), (42, 512, 64), (33, 77, 64), (1, 9, 32)])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 4e-2), (torch.float32, 1e-3), (torch.float64, 1e-10)])
+@pytest.mark.parametrize(("L", "K", "D"), [(298, 512, 64), (42, 512, 64), (33, 77, 64), (2, 9, 32)])
 def test_on_cuda(L: int, K: int, D: int, dtype: torch.dtype, bound: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradient of the bias too, which not every kernel of torch computes."""
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-    x = inputs(3, 6, max(L, 2), K, D, dtype, "cuda")
-    compare(x, bound, bound)
-    compare(without_segments(x), bound, bound)
+    x = inputs(3, 6, L, K, D, dtype, "cuda")
+    compare(x, bound)
+    compare(without_segments(x), bound)
 
 
 @pytest.mark.gpu

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 KERNELS = (
+    "longspan.kernels.bidirectional_attention.kernels",
     "longspan.kernels.relative_attention.fused_backward",
     "longspan.kernels.one_token.kernels",
     "longspan.kernels.head_norm.kernels",

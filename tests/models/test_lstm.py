@@ -106,6 +106,47 @@ def test_gradients_equal_those_of_single_steps() -> None:
         torch.testing.assert_close(gradient, wanted, rtol=0, atol=1e-10)
 
 
+def test_inserted_steps_equal_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs, states and gradients, from a state that is not empty; one row without a document start, and starts at
+    both ends."""
+    model, calls, kernel = make(torch.float64).train(), [], layer_module.lstm
+    tokens, starts = some_text()
+    starts[2] = False
+    _, before = model.hidden_states(tokens)
+    results = []
+    for inserts in (False, True):
+        monkeypatch.setattr(layer_module.LSTMLayer, "inserts", inserts)
+        hidden, after = model.hidden_states(tokens, before, starts)
+        gradients = torch.autograd.grad(hidden[-1].sin().sum(), list(model.layers.parameters()))
+        results.append([*hidden, *gradients, *after.tensors().values()])
+    for found, wanted in zip(*results[::-1], strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    monkeypatch.setattr(layer_module, "lstm", lambda x, *rest: calls.append(x.shape[1]) or kernel(x, *rest))
+    model.hidden_states(tokens, None, starts)
+    assert calls == [23 + 2] * 3
+
+
+@pytest.mark.gpu
+def test_inserted_steps_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN's gates saturate exactly: nothing of one document reaches the next, in bfloat16 too."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    model = make().train().cuda()
+    tokens, starts = (part.cuda() for part in some_text())
+    results = []
+    for inserts in (False, True):
+        monkeypatch.setattr(layer_module.LSTMLayer, "inserts", inserts)
+        hidden, after = model.hidden_states(tokens, None, starts)
+        gradients = torch.autograd.grad(hidden[-1].sin().sum(), list(model.layers.parameters()))
+        results.append([*hidden, *gradients, *after.tensors().values()])
+    for found, wanted in zip(*results[::-1], strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    with torch.autocast("cuda", torch.bfloat16):
+        one = model.hidden_states(tokens, None, starts)[0][-1]
+        tokens[1, :4] = 0  # the first document of this row
+        other = model.hidden_states(tokens, None, starts)[0][-1]
+    assert torch.equal(one[1, 4:], other[1, 4:])
+
+
 def test_a_segment_is_one_kernel_call_per_layer_plus_one_per_document_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

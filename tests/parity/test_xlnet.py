@@ -7,7 +7,8 @@ import torch
 
 from longspan.checkpoints.weights import fill
 from longspan.interop.huggingface import make_model, xlnet_weights
-from longspan.models.xlnet import View, XLNet
+from longspan.kernels.bidirectional_attention import View, forced
+from longspan.models.xlnet import XLNet
 from longspan.reading import Reading
 
 transformers = pytest.importorskip("transformers")
@@ -50,8 +51,8 @@ def memory(ours: XLNet, theirs: Any, ids: torch.Tensor) -> tuple[Any, Any]:
     return state, found.mems
 
 
-@pytest.mark.parametrize("with_memory", [False, True])
-def test_losses_and_gradients_in_a_permutation(pair: tuple[XLNet, Any], with_memory: bool) -> None:
+@pytest.mark.parametrize(("with_memory", "form"), [(False, "reference"), (True, "reference"), (True, "biased")])
+def test_losses_and_gradients_in_a_permutation(pair: tuple[XLNet, Any], with_memory: bool, form: str) -> None:
     ours, theirs = pair
     ids, before = tokens(1), tokens(2)
     state, mems = memory(ours, theirs, before) if with_memory else (ours.initial_state(B, trainable=True), None)
@@ -67,7 +68,8 @@ def test_losses_and_gradients_in_a_permutation(pair: tuple[XLNet, Any], with_mem
     found = theirs(
         ids, mems=mems, perm_mask=perm_mask, target_mapping=mapping, labels=ids.gather(1, chosen), return_dict=True
     )
-    losses, _ = ours.permuted_losses(ids, chosen, state)
+    with forced(form):
+        losses, _ = ours.permuted_losses(ids, chosen, state)
     close(losses.mean(), found.loss)
     theirs.zero_grad()
     ours.zero_grad()
@@ -80,14 +82,16 @@ def test_losses_and_gradients_in_a_permutation(pair: tuple[XLNet, Any], with_mem
     assert len(expected) > 25
 
 
-def test_features_of_a_pair_of_segments(pair: tuple[XLNet, Any]) -> None:
+@pytest.mark.parametrize("form", ["reference", "biased"])
+def test_features_of_a_pair_of_segments(pair: tuple[XLNet, Any], form: str) -> None:
     ours, theirs = pair
     ids = tokens(4)
     segments = (torch.arange(T) > 4).long().expand(B, -1)
     found = theirs.transformer(ids, token_type_ids=segments, output_hidden_states=True, return_dict=True)
     state, memories, mask = ours.begin(ids, None, None)
-    view = View(torch.ones(1, T, T, dtype=torch.bool), None, segments[:, :, None] != segments[:, None])
-    hidden, _ = ours.content_stream(ids, state, memories, mask, view)
+    view = View(torch.ones(1, T, T, dtype=torch.bool), torch.arange(T)[None], segments[:, :, None] != segments[:, None])
+    with forced(form):
+        hidden, _ = ours.content_stream(ids, state, memories, mask, view)
     for a, b in zip(hidden, found.hidden_states, strict=True):
         close(a, b)
 

@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -206,3 +207,27 @@ def learnable(tokens: int = 400_000) -> Encoded:
         if not surprise[place]:
             ids[place] = after[ids[place - 2], ids[place - 1]]
     return Encoded("pairs", "train", ids.astype(np.uint8), np.array([0]), ByteTokenizer(), "e" * 64, tokens)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_compiled_steps_of_xlnet_have_no_host_sync(graph: bool) -> None:
+    """With documents; the memory has the same strides at every step, so there is one compilation."""
+    shape = {"family": "xlnet", "layers": 3, "width": 128, "heads": 2, "dropout": 0.1}
+    training = {"steps": 1000, "batch": 8, "segment": 64, "memory": 64, "cuda_graph": graph}
+    words = text()
+    words = replace(words, starts=np.arange(0, words.ids.size, 211))
+    trainer = run.make_trainer(
+        build_recipe({"model": shape, "training": training}, "small"), words, torch.device("cuda")
+    )[1]
+    for _ in range(4):
+        trainer.take_step()
+    compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(10):
+            trainer.take_step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    trainer.settle()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiled
+    assert not torch._dynamo.utils.counters["graph_break"]

@@ -117,6 +117,7 @@ class ELMo(RecurrentModel):
     def __init__(self, config: ELMoConfig) -> None:
         super().__init__(config, [ResidualLSTM(config.width, residual=n > 0) for n in range(config.layers)])
         self.head = config.make_head(self.embedding, tied=False)
+        self.head.chunked = True
         self.embedding = CharacterEmbedding(config)
         self.backward_layers = nn.ModuleList(ResidualLSTM(config.width, residual=n > 0) for n in range(config.layers))
         self.initialise_characters()

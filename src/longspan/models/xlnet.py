@@ -8,17 +8,19 @@ Two streams share all weights. The content stream h sees the token at its positi
     score(i, j) = ((q_i + u) . k_j + (q_i + w) . Wr R_{i-j} + (q_i + s) . e_same(i,j)) / sqrt(D)
 
 R is the sinusoid of Transformer-XL for distances of both signs; e is one of two vectors, for keys of the same segment
-(the texts of a pair) and of another. In the first layer h is the embedding of a token and g a learned vector.
+(the texts of a pair) and of another. In the first layer h is the embedding of a token and g a learned vector. Both
+streams have the same keys, so a layer computes them together: its rows are those of h, then those of g. The scores are
+in kernels/bidirectional_attention/reference.py.
 
 Training draws an order for every row. One token in `predict_every` is predicted by its query stream, from all others
 and from the predicted ones before it in the order. In the left-to-right order this is an ordinary language model, in
 which the query of position t + 1 predicts the token after t: that is what scoring and generation use. For tasks,
 `encode` is the content stream without an order, so that every position sees its whole document.
-Axes: as in transformer_xl.py; N predicted positions.
+Axes: as in transformer_xl.py; N predicted positions; R rows of both streams.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -28,8 +30,10 @@ from longspan.cache import AttentionCache, KeyValueCache, Memory, SegmentMask, e
 from longspan.cache import open_state as open_stream
 from longspan.contract import LanguageModel, State
 from longspan.hints import Hints
+from longspan.kernels.bidirectional_attention import View, bidirectional_attention
 from longspan.nn.attention import merge_heads, split_heads
 from longspan.nn.biased_layer import initialise_normal
+from longspan.nn.memory_projection import memory_products
 from longspan.nn.model_config import ModelConfig, check_heads, require
 from longspan.nn.whole_batch import random_rows
 from longspan.reading import Reading
@@ -63,16 +67,6 @@ class XLNetConfig(ModelConfig):
         return self.inner or 4 * self.width
 
 
-class View(NamedTuple):
-    """What the rows of a stream see: a mask over the keys [memory; segment], and how far they are from each key."""
-
-    visible: Bool[Tensor, "B T K"]
-    shift: Int[Tensor, "B T"] | None
-    """None: row i is position i of the segment, or one more in all rows. Else the position of every row."""
-    other: Bool[Tensor, "B T K"] | None
-    """Keys of another segment; None without segments, when their score would be the same for all keys."""
-
-
 class Block(nn.Module):
     def __init__(self, config: XLNetConfig) -> None:
         super().__init__()
@@ -89,25 +83,29 @@ class Block(nn.Module):
     def keys_values(self, context: Float[Tensor, "B K E"]) -> tuple[Float[Tensor, "B H K D"], Float[Tensor, "B H K D"]]:
         return split_heads(self.key(context), self.heads), split_heads(self.value(context), self.heads)
 
-    def stream(
-        self, x: Float[Tensor, "B T E"], keys: Tensor, values: Tensor, R: Float[Tensor, "C E"], view: View
-    ) -> Float[Tensor, "B T E"]:
-        """One layer of one stream."""
+    def memory_keys_values(
+        self, memory: Float[Tensor, "B M E"], h: Float[Tensor, "B T E"]
+    ) -> tuple[Float[Tensor, "B H K D"], Float[Tensor, "B H K D"]]:
+        """`keys_values` of [memory; h] without a gradient of the memory."""
+        keys, values = memory_products(memory, h, self.key.weight, self.value.weight)
+        return split_heads(keys, self.heads), split_heads(values, self.heads)
+
+    def extend(
+        self, memory: AttentionCache, h: Float[Tensor, "B T E"], limit: int
+    ) -> tuple[Float[Tensor, "B H K D"], Float[Tensor, "B H K D"], AttentionCache | None]:
+        """Keys and values of [memory; h], and the memory after the segment."""
+        both = self.memory_keys_values if h.is_cuda and torch.is_grad_enabled() else None
+        return extend(memory, h, self.keys_values, limit, both)
+
+    def forward(
+        self, x: Float[Tensor, "B R E"], keys: Tensor, values: Tensor, R: Float[Tensor, "C E"], view: View
+    ) -> Float[Tensor, "B R E"]:
         q = split_heads(self.query(x), self.heads)
-        r = split_heads(self.position(R)[None], self.heads)
-        content = (q + self.u[:, None]) @ keys.transpose(-1, -2)
-        by_distance = (q + self.w[:, None]) @ r.transpose(-1, -2)
-        scores = content + at_keys(by_distance, keys.shape[2], view.shift)
-        if view.other is not None:
-            same, other = torch.einsum("bhtd,shd->sbht", q + self.s[:, None], self.segments)
-            scores = scores + torch.where(view.other[:, None], other[..., None], same[..., None])
-        scores = scores * keys.shape[-1] ** -0.5
-        # A row that sees nothing gets zeros: finite scores first, so that no gradient is NaN.
-        scores = scores if scores.dtype == torch.float64 else scores.float()
-        weights = scores.masked_fill(~view.visible[:, None], -1e30).softmax(-1)
-        weights = weights.masked_fill(~view.visible[:, None], 0.0).to(values.dtype)
-        weights = F.dropout(weights, self.attention_dropout, self.training)
-        x = self.attention_norm(x + self.dropout(self.output(merge_heads(weights @ values))))
+        r = split_heads(self.position(R)[None], self.heads)[0]
+        biases = (self.u, self.w, self.s, self.segments)
+        dropout = self.attention_dropout if self.training else 0.0
+        found = bidirectional_attention(q, keys, values, r, *biases, view, dropout=dropout)
+        x = self.attention_norm(x + self.dropout(self.output(merge_heads(found))))
         change = self.dropout(self.down(self.dropout(F.gelu(self.up(x)))))
         return self.feed_forward_norm(x + change)
 
@@ -158,62 +156,55 @@ class XLNet(LanguageModel):
         """In the left-to-right order: the embedding, the content stream of every layer but the last, and the query
         stream of the last one, which predicts the next token."""
         state, memories, mask = self.begin(tokens, state, starts)
-        T = mask.tokens
-        order = torch.ones(T, T, dtype=torch.bool, device=tokens.device).tril()
-        visible = documents(mask, tokens.device) & F.pad(order, (mask.cached, 0), value=True)
-        view = View(visible, None, None)
+        position = torch.arange(mask.tokens, device=tokens.device)[None]
+        order = F.pad(position, (mask.cached, 0), value=-1)
+        visible = documents(mask, position) & (order[:, None] <= position[..., None])
         # Token t is seen by the query of position t + 1.
-        return self.both_streams(tokens, state, memories, mask, view, view, queries=T, offset=1)
+        view = View(torch.cat([visible, visible], dim=1), mask.cached + torch.cat([position, position + 1], dim=1))
+        return self.both_streams(tokens, state, memories, mask, view)
 
     def encode(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
     ) -> tuple[tuple[Tensor, ...], State]:
         """The content stream without an order: every position sees its document in the memory and the segment."""
         state, memories, mask = self.begin(tokens, state, starts)
-        view = View(documents(mask, tokens.device), None, self.others(tokens, mask))
+        position = torch.arange(mask.tokens, device=tokens.device)[None]
+        view = View(documents(mask, position), mask.cached + position, self.others(tokens, mask))
         return self.content_stream(tokens, state, memories, mask, view)
 
     def content_stream(
         self, tokens: Int[Tensor, "B T"], state: State, memories: list[AttentionCache], mask: SegmentMask, view: View
     ) -> tuple[tuple[Tensor, ...], State]:
         h = self.dropout(self.embedding(tokens))
-        R = self.dropout(distances(mask.keys - 1, 1 - mask.tokens, h.shape[-1], h))
+        R = self.dropout(distances(mask, h))
         hidden, caches = [h], []
         for block, memory in zip(self.layers, memories, strict=True):
-            keys, values, cache = extend(memory, h, block.keys_values, mask.memory)
-            h = block.stream(h, keys, values, R, view)
+            keys, values, cache = block.extend(memory, h, mask.memory)
+            h = block(h, keys, values, R, view)
             hidden.append(h)
             caches.append(cache)
         hidden[-1] = self.dropout(h)
         return tuple(hidden), next_state(state, mask, tuple(caches), mask.memory)
 
     def both_streams(
-        self,
-        tokens: Int[Tensor, "B T"],
-        state: State,
-        memories: list[AttentionCache],
-        mask: SegmentMask,
-        content: View,
-        query: View,
-        *,
-        queries: int,
-        offset: int = 0,
+        self, tokens: Int[Tensor, "B T"], state: State, memories: list[AttentionCache], mask: SegmentMask, view: View
     ) -> tuple[tuple[Tensor, ...], State]:
-        """The content stream of every layer but the last, and the query stream of the last one."""
+        """The content stream of every layer but the last, and the query stream of the last one. The view has the rows
+        of the content stream, then those of the query stream."""
+        (B, T), rows = tokens.shape, view.at.shape[1]
         h = self.dropout(self.embedding(tokens))
-        g = self.dropout(self.query_start.to(h.dtype).expand(len(tokens), queries, -1))
-        R = self.dropout(distances(mask.keys - 1 + offset, 1 - mask.tokens, h.shape[-1], h))
-        count = mask.keys + mask.tokens - 1
-        ahead, R = R[:count], R[offset:]
-        hidden, caches = [h], []
-        for n, (block, memory) in enumerate(zip(self.layers, memories, strict=True), start=1):
-            keys, values, cache = extend(memory, h, block.keys_values, mask.memory)
-            g = block.stream(g, keys, values, ahead, query)
+        g = self.dropout(self.query_start.to(h.dtype).expand(B, rows - T, -1))
+        R = self.dropout(distances(mask, h))
+        x, hidden, caches = torch.cat([h, g], dim=1), [], []
+        for block, memory in zip(self.layers, memories, strict=True):
+            h = x[:, :T].contiguous()  # a copy: the strides of the memory must not depend on the number of queries
+            hidden.append(h)
+            keys, values, cache = block.extend(memory, h, mask.memory)
             caches.append(cache)
-            if n < len(self.layers):
-                h = block.stream(h, keys, values, R, content)
-                hidden.append(h)
-        return (*hidden, self.dropout(g)), next_state(state, mask, tuple(caches), mask.memory)
+            if len(caches) == len(self.layers):
+                x, view = x[:, T:], view.rows(T)  # nobody reads h of the last layer
+            x = block(x, keys, values, R, view)
+        return (*hidden, self.dropout(x)), next_state(state, mask, tuple(caches), mask.memory)
 
     def training_loss(
         self,
@@ -237,16 +228,15 @@ class XLNet(LanguageModel):
     ) -> tuple[Float[Tensor, "B N"], State]:
         """The losses of the tokens at the chosen positions, predicted in this order after all other tokens."""
         state, memories, mask = self.begin(tokens, state, starts)
-        rank = torch.full_like(tokens, -1)
-        rank.scatter_(1, chosen, torch.arange(chosen.shape[1], device=tokens.device).expand_as(chosen))
-        before = rank[:, None] < rank[..., None]
-        before = before | (rank < 0)[:, None]
-        own = torch.eye(mask.tokens, dtype=torch.bool, device=tokens.device)
-        ordered = documents(mask, tokens.device) & F.pad(before, (mask.cached, 0), value=True)
-        content = View(ordered | F.pad(own, (mask.cached, 0), value=False), None, None)
-        rows = chosen[..., None].expand(-1, -1, mask.keys)
-        query = View(ordered.expand(len(tokens), -1, -1).gather(1, rows), chosen, None)
-        hidden, state = self.both_streams(tokens, state, memories, mask, content, query, queries=chosen.shape[1])
+        rank = torch.arange(chosen.shape[1], device=tokens.device).expand_as(chosen)
+        order = torch.full_like(tokens, -1).scatter(1, chosen, rank)
+        # A row of h sees the tokens up to its own in the order, a row of g those before.
+        last = torch.cat([order, rank - 1], dim=1)
+        own = torch.arange(mask.tokens, device=tokens.device).expand_as(tokens)
+        position = torch.cat([own, chosen], dim=1)
+        before = F.pad(order, (mask.cached, 0), value=-1)[:, None] <= last[..., None]
+        view = View(documents(mask, position) & before, mask.cached + position)
+        hidden, state = self.both_streams(tokens, state, memories, mask, view)
         return self.head.losses(hidden[-1], tokens.gather(1, chosen), state.reading.temperature), state
 
     def begin(
@@ -266,39 +256,24 @@ class XLNet(LanguageModel):
         return segment[:, mask.cached :, None] != segment[:, None]
 
 
-def documents(mask: SegmentMask, device: torch.device) -> Bool[Tensor, "B T K"]:
-    """Whether a key is valid and in the document of a row, before or after it."""
+def documents(mask: SegmentMask, position: Int[Tensor, "P R"]) -> Bool[Tensor, "B R K"]:
+    """Whether a key is valid and in the document of a row, before or after it. The first axes may be 1."""
     if mask.first_key is None:
-        return torch.ones(1, mask.tokens, mask.keys, dtype=torch.bool, device=device)
-    key = torch.arange(mask.keys, device=mask.first_key.device)
-    seen = key >= mask.first_key[..., None]
+        return torch.ones(*position.shape, mask.keys, dtype=torch.bool, device=position.device)
+    position = position.expand(len(mask.first_key), -1)
+    seen = torch.arange(mask.keys, device=position.device) >= mask.first_key.gather(1, position)[..., None]
     if mask.starts is None:
         return seen
     # The document of a later key must have started at or before this row.
     number = mask.starts.cumsum(1)
-    later = number[:, None] > number[..., None]
-    return seen & ~F.pad(later, (mask.cached, 0), value=False)
+    return seen & (F.pad(number, (mask.cached, 0))[:, None] <= number.gather(1, position)[..., None])
 
 
-def at_keys(
-    scores: Float[Tensor, "B H T C"], keys: int, position: Int[Tensor, "B T"] | None
-) -> Float[Tensor, "B H T K"]:
-    """From scores by distance, longest first, to scores by key. Row i at position p of the segment is at column
-    T' - 1 - p + j for key j, where T' = C - K + 1 is the length of the segment."""
-    rows, segment = scores.shape[2], scores.shape[3] - keys + 1
-    if position is not None:
-        column = segment - 1 - position[..., None] + torch.arange(keys, device=scores.device)
-        return scores.gather(-1, column[:, None].expand(*scores.shape[:3], keys))
-    if rows == 1:
-        return scores[..., :keys]
-    # Every row is one column further: the same buffer with rows that are shorter by one.
-    width = keys + rows - 2
-    return scores.flatten(-2)[..., rows - 1 : rows - 1 + rows * width].unflatten(-1, (rows, width))[..., :keys]
-
-
-def distances(first: int, last: int, width: int, like: Tensor) -> Float[Tensor, "C E"]:
-    """The sinusoids of the distances first, first - 1, ..., last; negative ones are of later keys."""
-    distance = torch.arange(first, last - 1, -1, dtype=torch.float64, device=like.device)
+def distances(mask: SegmentMask, like: Float[Tensor, "B T E"]) -> Float[Tensor, "C E"]:
+    """The sinusoids of the distances K, K - 1, ..., 1 - T; negative ones are of later keys. A few more follow, because
+    products are much faster if the number of columns is a multiple of 8."""
+    count, width = mask.keys + mask.tokens, like.shape[-1]
+    distance = mask.keys - torch.arange(-(-count // 8) * 8, dtype=torch.float64, device=like.device)
     frequency = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64, device=like.device) / width)
     angle = distance[:, None] * frequency
     return torch.cat([angle.sin(), angle.cos()], dim=-1)[:, :width].to(like.dtype)

@@ -36,6 +36,9 @@ class AdaptiveSoftmax(Head):
         self.vocabulary = vocabulary
         self.static: bool | None = None
         """Whether shapes of `losses` are independent of the targets. Default: on a GPU."""
+        self.chunked = False
+        """Whether a softmax without cutoffs is computed in chunks of tokens where shapes are static. For models that
+        are not compiled: they would write the logits of all tokens several times."""
         self.tables = nn.ParameterList(
             table if tie_embedding else torch.empty_like(table) for table in embedding.tables
         )
@@ -89,7 +92,8 @@ class AdaptiveSoftmax(Head):
     ) -> Float[Tensor, "B T"]:
         """Negative log-probability of each target in nats, in token order; at least float32."""
         self._check_targets(targets)
-        if len(self.clusters) > 1 and (hidden.is_cuda if self.static is None else self.static):
+        static = hidden.is_cuda if self.static is None else self.static
+        if static and (len(self.clusters) > 1 or self.chunked):
             return self._static_losses(hidden.flatten(0, 1), targets.flatten(), temperature).view(targets.shape)
         head = self._scores(hidden, 0, temperature)
         if len(self.clusters) == 1:

@@ -9,7 +9,7 @@ from longspan.cache import SegmentMask
 from longspan.kernels.causal_attention import causal_attention
 from longspan.kernels.head_norm import head_norm
 from longspan.kernels.relative_attention import relative_attention
-from longspan.nn.memory_projection import memory_context, memory_linear, product_dtype
+from longspan.nn.memory_projection import memory_products
 from longspan.shapes import Float, Tensor
 
 RelativePosition = tuple[Float[Tensor, "H C D"], Float[Tensor, "H D"], Float[Tensor, "H D"]]
@@ -76,10 +76,9 @@ class Attention(nn.Module):
 
         Gains multiply the weights and not the inputs, so that their gradient comes from that of the weights.
         """
-        segment = segment.to(product_dtype(segment))
-        context = memory_context(memory, segment)
         weights = (part.weight if gain is None else part.weight * gain for part in (self.key, self.value))
-        return self._split(*(memory_linear(context, segment, weight) for weight in weights))
+        keys, values = memory_products(memory, segment, *weights)
+        return self._split(keys, values)
 
     def _split(
         self, keys: Float[Tensor, "B K F"], values: Float[Tensor, "B K F"]

@@ -63,6 +63,15 @@ def memory_linear(
     return _linear(context, segment, weight.to(segment.dtype))
 
 
+def memory_products(
+    memory: Float[Tensor, "B M E"], segment: Float[Tensor, "B T E"], *weights: Float[Tensor, "F E"]
+) -> tuple[Float[Tensor, "B K F"], ...]:
+    """[memory; segment] times each W^T, without a gradient of the memory."""
+    segment = segment.to(product_dtype(segment))
+    context = memory_context(memory, segment)
+    return tuple(memory_linear(context, segment, weight) for weight in weights)
+
+
 def product_dtype(x: Tensor) -> torch.dtype:
     """The dtype in which autocast multiplies matrices."""
     kind = x.device.type

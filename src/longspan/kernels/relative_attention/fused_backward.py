@@ -58,12 +58,12 @@ def query_span(
     stride_key, stride_value, stride_distance, bh, i0, M, L, C, window, scale, score_scale, dropout,
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr,
     FIRST: tl.constexpr, DROPOUT: tl.constexpr, SLIDE: tl.constexpr, PRECISION: tl.constexpr,
-    stored=None, plane=0, PLANES: tl.constexpr = 0,
+    stored=None, PLANES: tl.constexpr = 0,
 ):  # fmt: skip
     """Tiles far, far-1, ..., near of one block of queries. The gradient of a distance is complete after two tiles.
 
-    With PLANES, tile n is also stored at `stored` - n T T: the weights, `plane` further the gradients of the scores, and
-    with three planes those by distance (stored_backward.py).
+    With PLANES, tile n is also stored, n places before `stored`: the weights, the gradients of the scores, and with three
+    planes those by distance (stored_backward.py).
     """
     K = M + L
     i = i0 + tl.arange(0, T)
@@ -94,10 +94,10 @@ def query_span(
             if PLANES > 0:
                 used = tl.where(keep, weights / (1 - dropout), 0.0)
         if PLANES > 0:
-            store_tile(stored - n * T * T, used.to(k.dtype), T, SLIDE)
+            store_tile(stored - n * (PLANES * T * T), used.to(k.dtype), 0, T, SLIDE)
         grads = weights * (grads * scale - delta[:, None])
         if PLANES > 0:
-            store_tile(stored + plane - n * T * T, grads.to(k.dtype), T, SLIDE)
+            store_tile(stored - n * (PLANES * T * T), grads.to(k.dtype), 1, T, SLIDE)
         total = tl.dot(grads.to(k.dtype), k, total, input_precision=PRECISION)
         by_distance = unslide(grads, at, before, T, SLIDE).to(k.dtype)
         if SLIDE == GATHER:
@@ -106,7 +106,7 @@ def query_span(
         total = tl.dot(by_distance, r_older, total, input_precision=PRECISION)
         r_older = r
         if PLANES > 2:
-            store_tile(stored + 2 * plane - n * T * T, by_distance, T, SLIDE)
+            store_tile(stored - n * (PLANES * T * T), by_distance, 2, T, SLIDE)
         else:
             # Every block of queries of every row adds here, so this sum uses atomics.
             of_r = tl.dot(tl.trans(by_distance), qw, input_precision=PRECISION)

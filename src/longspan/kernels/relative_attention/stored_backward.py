@@ -16,16 +16,11 @@ import triton.language as tl
 from longspan.kernels.relative_attention.fused_backward import query_span
 from longspan.kernels.relative_attention.fused_forward import LENGTHS, load_distances, load_rows, reach
 from longspan.kernels.relative_attention.fused_slide import (
-    GATHER,
-    HALF,
-    add_rows,
     in_registers,
     keep_first,
     rolling_buffer,
-    steps,
-    unslide,
 )
-from longspan.kernels.relative_attention.stored_tiles import column_at, load_sums, load_tile, store_sums, store_tile
+from longspan.kernels.relative_attention.stored_tiles import column_at, load_sums, load_tile, store_sums
 
 
 @triton.jit(do_not_specialize=[*LENGTHS, "first_slot", "first_tile", "end_tile", "blocks"])
@@ -34,7 +29,7 @@ def storing_kernel(
     stored, partial, grad_query, grad_distance, grad_biases,
     stride_kb, stride_kh, stride_kl, stride_vb, stride_vh, stride_vl, stride_dh, stride_dc,
     stride_gb, stride_gh, stride_gl, stride_qb, stride_qh, stride_ql,
-    H, L, M, C, window, scale, score_scale, dropout, first_slot, first_tile, end_tile, blocks, tiles, plane,
+    H, L, M, C, window, scale, score_scale, dropout, first_slot, first_tile, end_tile, blocks, tiles,
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr,
     SLIDE: tl.constexpr, PRECISION: tl.constexpr, PLANES: tl.constexpr, SPLIT: tl.constexpr, LONGEST: tl.constexpr,
 ):  # fmt: skip
@@ -76,7 +71,7 @@ def storing_kernel(
         near = tl.maximum(own - end_tile + 1, 0)
         farthest = tl.minimum(farthest, own - first_tile)
         complete = tl.minimum(complete, farthest)
-    stored += ((slot.to(tl.int64) * blocks + block) * tiles + own - first_tile) * (T * T)
+    stored += ((slot.to(tl.int64) * blocks + block) * tiles + own - first_tile) * (PLANES * T * T)
 
     base = rolling_buffer(T, SLIDE)
     r = load_distances(distance, (farthest + 1) * T - 1, stride_dc, C, D, BD, T)
@@ -94,35 +89,29 @@ def storing_kernel(
         total, older, before, r, 0, farthest, tl.maximum(complete + 1, near), qu, qw, g, row_lse, row_delta, base,
         key, value, distance, grad_distance, None, seed,
         stride_kl, stride_vl, stride_dc, bh, i0, M, L, C, window, scale, score_scale, dropout,
-        D, BD, T, True, WINDOW, False, DROPOUT, SLIDE, PRECISION, stored, plane, PLANES,
+        D, BD, T, True, WINDOW, False, DROPOUT, SLIDE, PRECISION, stored, PLANES,
     )  # fmt: skip
     done = tl.maximum(farthest - tl.maximum(complete, near - 1), 0)
     total, older, before, r = query_span(
         total, older, before, r, done, complete, tl.maximum(near, 1), qu, qw, g, row_lse, row_delta, base,
         key, value, distance, grad_distance, None, seed,
         stride_kl, stride_vl, stride_dc, bh, i0, M, L, C, window, scale, score_scale, dropout,
-        D, BD, T, False, WINDOW, False, DROPOUT, SLIDE, PRECISION, stored, plane, PLANES,
+        D, BD, T, False, WINDOW, False, DROPOUT, SLIDE, PRECISION, stored, PLANES,
     )  # fmt: skip
+    # The diagonal tile. If keys follow, a tile of the next part without weights instead: it completes the gradients of one
+    # more block of distances.
+    end = 0
+    if SPLIT:
+        end = tl.maximum(near - 1, 0)
+        row_lse = tl.where(near > 0, float("inf"), row_lse)
     total, older, before, r = query_span(
-        total, older, before, r, farthest, -near, 0, qu, qw, g, row_lse, row_delta, base,
+        total, older, before, r, tl.maximum(farthest - end, 0), end, end, qu, qw, g, row_lse, row_delta, base,
         key, value, distance, grad_distance, None, seed,
         stride_kl, stride_vl, stride_dc, bh, i0, M, L, C, window, scale, score_scale, dropout,
-        D, BD, T, True, WINDOW, False, DROPOUT, SLIDE, PRECISION, stored, plane, PLANES,
+        D, BD, T, True, WINDOW, False, DROPOUT, SLIDE, PRECISION, stored, PLANES,
     )  # fmt: skip
     if SPLIT:
         if near > 0:
-            # The tile after the last one would complete the gradients of one more block of distances.
-            at = base
-            if SLIDE != GATHER:
-                at += (2 if SLIDE == HALF else 4) * T * (tl.maximum(farthest - near + 1, 0) % steps(SLIDE))
-            by_distance = unslide(tl.zeros([T, T], tl.float32), at, before, T, SLIDE).to(qw.dtype)
-            total = tl.dot(by_distance, r, total, input_precision=PRECISION)
-            if PLANES > 2:
-                store_tile(stored + 2 * plane - (near - 1) * T * T, by_distance, T, SLIDE)
-            else:
-                gap = near * T - 1 - tl.arange(0, T)
-                of_r = tl.dot(tl.trans(by_distance), qw, input_precision=PRECISION)
-                add_rows(grad_distance, tl.maximum(C - 1 - gap, 0), of_r, gap < M + L, D, BD, SLIDE)
             store_sums(sums, total, T, BD, SLIDE)
 
     # If keys follow, these are not complete, and are stored again.
@@ -137,9 +126,9 @@ def stored_key_kernel(
     stored, with_u, grad, key, grad_key, grad_value, grad_u,
     stride_gb, stride_gh, stride_gl, stride_kb, stride_kh, stride_kl,
     stride_xb, stride_xh, stride_xl, stride_yb, stride_yh, stride_yl,
-    H, L, M, window, first_slot, first_tile, blocks, tiles, plane, columns_of_all,
+    H, L, M, window, first_slot, first_tile, blocks, tiles, columns_of_all,
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, WINDOW: tl.constexpr, SLIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, PLANES: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one block of keys and values: products of stored tiles with queries and with gradients."""
     slot = tl.program_id(1)
@@ -152,7 +141,7 @@ def stored_key_kernel(
     last = blocks - 1
     if WINDOW:
         last = tl.minimum(last, c - before + (window - 2 + T) // T)
-    stored += (slot.to(tl.int64) * blocks * tiles + tl.program_id(0)) * (T * T)
+    stored += (slot.to(tl.int64) * blocks * tiles + tl.program_id(0)) * (PLANES * T * T)
     with_u += slot.to(tl.int64) * L * D
     grad += b * stride_gb + h * stride_gh
 
@@ -162,11 +151,11 @@ def stored_key_kernel(
     ones = tl.full([T, 16], 1.0, with_u.dtype.element_ty)
     for block in tl.range(first, last + 1):
         i = block * T + tl.arange(0, T)
-        tile = stored + block * tiles * (T * T)
+        tile = stored + block * tiles * (PLANES * T * T)
         weights = load_tile(tile, T)
         g = load_rows(grad, i, stride_gl, L, D, BD)
         grad_v = tl.dot(tl.trans(weights), g, grad_v, input_precision=PRECISION)
-        grads = load_tile(tile + plane, T)
+        grads = load_tile(tile + T * T, T)
         qu = load_rows(with_u, i, D, L, D, BD)
         grad_k = tl.dot(tl.trans(grads), qu, grad_k, input_precision=PRECISION)
         received = tl.dot(tl.trans(grads), ones, received, input_precision=PRECISION)
@@ -214,7 +203,7 @@ def stored_distance_kernel(
         slot = (step // count * H + h).to(tl.int64)
         block = first + step % count
         c = before + block - n - first_tile
-        by_distance = load_tile(stored + ((slot * blocks + block) * tiles + c) * (T * T), T)
+        by_distance = load_tile(stored + (((slot * blocks + block) * tiles + c) * 3 + 2) * (T * T), T)
         qw = load_rows(with_w + slot * L * D, block * T + tl.arange(0, T), D, L, D, BD)
         total = tl.dot(tl.trans(by_distance), qw, total, input_precision=PRECISION)
     columns = tl.arange(0, BD)

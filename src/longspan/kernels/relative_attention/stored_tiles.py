@@ -11,15 +11,18 @@ import triton.language as tl
 
 from longspan.kernels.relative_attention.fused_slide import HALF, _asm
 
-# Operands: 32 outputs, 16 words of two numbers, 32 addresses of which only the first of each of two rows is used.
-STORE_64 = _asm(
-    *(
-        f"st.global.v4.b32 [${48 + 2 * row} + {64 * half}], "
-        f"{{{', '.join(f'${32 + row + 2 * (4 * half + n)}' for n in range(4))}}};"
-        for row in (0, 1)
-        for half in (0, 1)
-    )
-)
+
+def _store(plane: int) -> tl.constexpr:
+    """Operands: 32 outputs, 16 words of two numbers, 32 addresses of which only the first is used."""
+    lines = []
+    for row in (0, 1):  # eight rows apart
+        for half in (0, 1):
+            words = ", ".join(f"${32 + row + 2 * (4 * half + n)}" for n in range(4))
+            lines.append(f"st.global.v4.b32 [$48 + {2 * 64 * 64 * plane + 2 * 64 * 8 * row + 64 * half}], {{{words}}};")
+    return _asm(*lines)
+
+
+STORE_0, STORE_1, STORE_2 = _store(0), _store(1), _store(2)
 STORE_WITH = tl.constexpr(",".join(["=r"] * 32 + ["r"] * 16 + ["l"] * 32))
 
 # 32 float32 numbers of a thread, four at a time; the threads of a block of 64 columns are 16 bytes apart.
@@ -34,16 +37,21 @@ LOAD_SUMS_WITH = tl.constexpr(",".join(["=f"] * 32 + ["f"] * 32 + ["l"] * 32))
 
 
 @triton.jit
-def store_tile(to, tile, T: tl.constexpr, SLIDE: tl.constexpr):
-    """Store a [T, T] tile; `column_at` gives the order of its columns."""
+def store_tile(to, tile, PLANE: tl.constexpr, T: tl.constexpr, SLIDE: tl.constexpr):
+    """Store a [T, T] tile as number PLANE from `to` on; `column_at` gives the order of its columns."""
     rows = tl.arange(0, T)[:, None]
     columns = tl.arange(0, T)[None, :]
     if SLIDE == HALF:
         # The thread of columns 2 t, 2 t + 1 (modulo 8) stores from byte 16 t on.
         addresses = to.to(tl.int64) + rows * (2 * T) + columns * 8
-        tl.inline_asm_elementwise(STORE_64, STORE_WITH, [tile, addresses], tl.int32, False, 32)
+        if PLANE == 0:
+            tl.inline_asm_elementwise(STORE_0, STORE_WITH, [tile, addresses], tl.int32, False, 32)
+        elif PLANE == 1:
+            tl.inline_asm_elementwise(STORE_1, STORE_WITH, [tile, addresses], tl.int32, False, 32)
+        else:
+            tl.inline_asm_elementwise(STORE_2, STORE_WITH, [tile, addresses], tl.int32, False, 32)
     else:
-        tl.store(to + rows * T + columns, tile)
+        tl.store(to + PLANE * T * T + rows * T + columns, tile)
 
 
 @triton.jit

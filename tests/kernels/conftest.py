@@ -9,7 +9,7 @@ import pytest
 import torch
 
 KERNELS = (
-    "longspan.kernels.relative_attention.fused_backward",
+    "longspan.kernels.relative_attention.stored_backward",
     "longspan.kernels.one_token.kernels",
     "longspan.kernels.head_norm.kernels",
     "longspan.kernels.muon.kernels",

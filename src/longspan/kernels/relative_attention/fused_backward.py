@@ -62,8 +62,8 @@ def query_span(
 ):  # fmt: skip
     """Tiles far, far-1, ..., near of one block of queries. The gradient of a distance is complete after two tiles.
 
-    With PLANES, tile n is also stored, n places before `stored`: the weights, the gradients of the scores, and with three
-    planes those by distance (stored_backward.py).
+    With PLANES, tile n is also stored, n places before `stored`: the weights, the gradients of the scores, and with
+    three planes those by distance (stored_backward.py).
     """
     K = M + L
     i = i0 + tl.arange(0, T)

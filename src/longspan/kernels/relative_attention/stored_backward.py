@@ -1,4 +1,4 @@
-"""The backward pass with stored tiles: one kernel computes the weights and the gradients of the scores, others read them.
+"""The backward pass with stored tiles: one kernel stores weights and gradients of the scores, others read them.
 
 `storing_kernel` is the query kernel of fused_backward.py and also stores both, in bfloat16. `stored_key_kernel` then
 needs two products per tile instead of six, and no shift: the position scores are not computed again. With three planes
@@ -9,6 +9,8 @@ The tiles of some rows and some keys are stored at a time (stored.py). Columns o
 `-M % T`, so that the diagonal is at the corner of a tile. If the keys of a row are split, the gradient of its queries
 is summed in float32 between the launches.
 """
+
+# ruff: noqa: SIM102 (the outer condition is known at compile time)
 
 import triton
 import triton.language as tl
@@ -52,7 +54,8 @@ def storing_kernel(
     qw = load_rows(with_w + slot.to(tl.int64) * L * D, i, D, L, D, BD)
     g = load_rows(grad + b * stride_gb + h * stride_gh, i, stride_gl, L, D, BD)
     qu = in_registers(qu, scale, SLIDE)
-    g = in_registers(g, scale, SLIDE)
+    if BD <= 64:  # with wider heads the registers do not suffice for both
+        g = in_registers(g, scale, SLIDE)
     row_lse = tl.load(lse + row + i, mask=i < L, other=float("inf"))
     row_delta = tl.load(delta + row + i, mask=i < L, other=0.0) * scale
     key += b * stride_kb + h * stride_kh
@@ -98,8 +101,8 @@ def storing_kernel(
         stride_kl, stride_vl, stride_dc, bh, i0, M, L, C, window, scale, score_scale, dropout,
         D, BD, T, False, WINDOW, False, DROPOUT, SLIDE, PRECISION, stored, PLANES,
     )  # fmt: skip
-    # The diagonal tile. If keys follow, a tile of the next part without weights instead: it completes the gradients of one
-    # more block of distances.
+    # The diagonal tile. If keys follow, a tile of the next part without weights instead: it completes the gradients of
+    # one more block of distances.
     end = 0
     if SPLIT:
         end = tl.maximum(near - 1, 0)

@@ -26,13 +26,15 @@ STORE_0, STORE_1, STORE_2 = _store(0), _store(1), _store(2)
 STORE_WITH = tl.constexpr(",".join(["=r"] * 32 + ["r"] * 16 + ["l"] * 32))
 
 # 32 float32 numbers of a thread, four at a time; the threads of a block of 64 columns are 16 bytes apart.
-STORE_SUMS = _asm(
-    *(f"st.global.v4.f32 [$64 + {512 * k}], {{{', '.join(f'${32 + k + n}' for n in range(4))}}};" for k in range(0, 32, 4))
-)
+
+
+def _four(first: int) -> str:
+    return "{" + ", ".join(f"${first + n}" for n in range(4)) + "}"
+
+
+STORE_SUMS = _asm(*(f"st.global.v4.f32 [$64 + {512 * k}], {_four(32 + k)};" for k in range(0, 32, 4)))
 STORE_SUMS_WITH = tl.constexpr(",".join(["=r"] * 32 + ["f"] * 32 + ["l"] * 32))
-LOAD_SUMS = _asm(
-    *(f"ld.global.v4.f32 {{{', '.join(f'${k + n}' for n in range(4))}}}, [$64 + {512 * k}];" for k in range(0, 32, 4))
-)
+LOAD_SUMS = _asm(*(f"ld.global.v4.f32 {_four(k)}, [$64 + {512 * k}];" for k in range(0, 32, 4)))
 LOAD_SUMS_WITH = tl.constexpr(",".join(["=f"] * 32 + ["f"] * 32 + ["l"] * 32))
 
 
@@ -82,10 +84,8 @@ def sum_addresses(base, T: tl.constexpr, BD: tl.constexpr):
 @triton.jit
 def store_sums(base, sums, T: tl.constexpr, BD: tl.constexpr, SLIDE: tl.constexpr):
     """Store a [T, BD] accumulator without changing its layout; only `load_sums` reads it."""
-    if SLIDE == HALF:
-        tl.inline_asm_elementwise(
-            STORE_SUMS, STORE_SUMS_WITH, [sums, sum_addresses(base, T, BD)], tl.int32, False, 32
-        )
+    if (SLIDE == HALF) & (BD >= 64):
+        tl.inline_asm_elementwise(STORE_SUMS, STORE_SUMS_WITH, [sums, sum_addresses(base, T, BD)], tl.int32, False, 32)
     else:
         tl.store(base + tl.arange(0, T)[:, None] * BD + tl.arange(0, BD)[None, :], sums)
 
@@ -93,9 +93,9 @@ def store_sums(base, sums, T: tl.constexpr, BD: tl.constexpr, SLIDE: tl.constexp
 @triton.jit
 def load_sums(base, like, T: tl.constexpr, BD: tl.constexpr, SLIDE: tl.constexpr):
     """What `store_sums` stored, in the register layout of `like`, which must be an accumulator too."""
-    if SLIDE == HALF:
+    if (SLIDE == HALF) & (BD >= 64):
         sums = tl.inline_asm_elementwise(
-            LOAD_SUMS, LOAD_SUMS_WITH, [like, sum_addresses(base, T, BD)], tl.float32, False, 32
+            LOAD_SUMS, LOAD_SUMS_WITH, [like, sum_addresses(base, T, BD)], tl.float32, True, 32
         )
     else:
         sums = tl.load(base + tl.arange(0, T)[:, None] * BD + tl.arange(0, BD)[None, :])

@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,11 @@ SHAPES = {  # memory, batch, heads, head size; segments of 512
 }
 MIB = 1 << 20
 Plan = stored.Plan
-VARIANTS: dict[str, Plan | None] = {
+VARIANTS: dict[str, Plan | None] = {  # plans of the backward pass; None computes the scores again
     "today": None,
+    "half-1": None,
+    "half-2": None,
+    "half-3": None,
     "stored": Plan(),
     "one-stream": Plan(streams=1),
     "by-distance": Plan(planes=3),
@@ -42,6 +45,11 @@ VARIANTS: dict[str, Plan | None] = {
     "all": Plan(limit=1 << 40, keys=1 << 30, streams=1),
     "three-stages": Plan(stages=3),
     "registers": Plan(registers=None),
+}
+FORWARD = {  # launch options of the forward kernel: pipeline stages, with the 16-bit window and descriptors
+    "half-1": fused.Launch(64, 4, 1, fused.HALF),
+    "half-2": fused.Launch(64, 4, 2, fused.HALF),
+    "half-3": fused.Launch(64, 4, 3, fused.HALF),
 }
 SEGMENT = 512
 BOUND = 1.5e-2
@@ -57,8 +65,17 @@ def draw(M: int, B: int, H: int, D: int, L: int = SEGMENT) -> list[torch.Tensor]
     return [heads(L), heads(M + L), heads(M + L), *rest]
 
 
-def using(plan: Plan | None) -> Any:
-    return contextlib.nullcontext() if plan is None else stored.using(plan)
+@contextlib.contextmanager
+def using(name: str) -> Iterator[None]:
+    """Run calls of this block as a variant."""
+    plan, forward, launch = VARIANTS[name], FORWARD.get(name), fused.launch
+    if forward is not None:
+        fused.launch = lambda kernel, *some, **more: forward if kernel == "forward" else launch(kernel, *some, **more)
+    try:
+        with contextlib.nullcontext() if plan is None else stored.using(plan):
+            yield
+    finally:
+        fused.launch = launch
 
 
 def gradients(attention: Callable[..., torch.Tensor], tensors: list[torch.Tensor], grad: torch.Tensor) -> Any:
@@ -67,12 +84,12 @@ def gradients(attention: Callable[..., torch.Tensor], tensors: list[torch.Tensor
     return out.detach(), *torch.autograd.grad(out, leaves, grad)
 
 
-def error(plan: Plan | None, M: int, D: int, L: int = SEGMENT, window: int | None = None) -> float:
+def error(name: str, M: int, D: int, L: int = SEGMENT, window: int | None = None) -> float:
     """The largest relative error of the output and the gradients, against float64."""
     torch.manual_seed(1)
     tensors = draw(M, 2, 2, D, L)
     grad = torch.randn_like(tensors[0])
-    with using(plan):
+    with using(name):
         found = gradients(lambda *x: fused.relative_attention(*x, window=window), tensors, grad)
     exact = [tensor.double() for tensor in tensors]
     wanted = gradients(lambda *x: reference.relative_attention(*x, window=window), exact, grad.double())
@@ -107,15 +124,14 @@ def measure(shape: str, variants: list[str], rounds: int) -> list[dict[str, Any]
     calls: dict[str, Callable[[], Any]] = {"flex": lambda: gradients(rival, tensors[:3], grad)}
     rows: dict[str, dict[str, Any]] = {"flex": {}}
     for name in variants:
-        plan = VARIANTS[name]
 
-        def call(plan: Plan | None = plan) -> Any:
-            with using(plan):
+        def call(name: str = name) -> Any:
+            with using(name):
                 return gradients(fused.relative_attention, tensors, grad)
 
         try:
-            found = error(plan, M, D)
-            rows[name] = {"error": found, "odd": error(plan, 333, D, 200, 250), "MiB": extra_memory(call)}
+            found = error(name, M, D)
+            rows[name] = {"error": found, "odd": error(name, 333, D, 200, 250), "MiB": extra_memory(call)}
         except Exception as problem:  # one variant that fails must not end the run
             print(f"{shape} {name} failed: {type(problem).__name__}: {str(problem)[:300]}", flush=True)
             continue
@@ -148,11 +164,11 @@ def extra_memory(call: Callable[[], Any]) -> float:
     return (peak - left) / MIB
 
 
-def kernels(shape: str, plan: Plan | None) -> dict[str, float]:
+def kernels(shape: str, name: str) -> dict[str, float]:
     """Milliseconds per call of the kernels of one variant."""
     tensors = draw(*SHAPES[shape])
     grad = torch.randn_like(tensors[0])
-    with using(plan), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+    with using(name), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
         for _ in range(3):
             gradients(fused.relative_attention, tensors, grad)
         torch.cuda.synchronize()
@@ -181,9 +197,9 @@ def compile_one(shape: str, name: str) -> None:
         gradients(_rival(tensors), tensors[:3], torch.randn_like(tensors[0]))
         return
     tensors = draw(M, 2, H, D)
-    with using(VARIANTS[name]):
+    with using(name):
         gradients(fused.relative_attention, tensors, torch.randn_like(tensors[0]))
-    error(VARIANTS[name], 333, D, 200, 250)
+    error(name, 333, D, 200, 250)
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -200,7 +216,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default=",".join(SHAPES))
-    parser.add_argument("--variants", default="today,stored,one-stream,by-distance,large,all,three-stages")
+    parser.add_argument("--variants", default="today,stored,by-distance,one-stream,large,all,half-1,half-3")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--compile", help=argparse.SUPPRESS)
@@ -213,7 +229,7 @@ def main() -> None:
     compile_all(shapes, variants)
     print(f"compiled after {time.perf_counter() - began:.0f} s", flush=True)
     rows = [row for shape in shapes for row in measure(shape, variants, given.rounds)]
-    parts = {shape: {n: kernels(shape, VARIANTS[n]) for n in ("today", "one-stream")} for shape in shapes}
+    parts = {shape: {n: kernels(shape, n) for n in ("today", "one-stream")} for shape in shapes}
     for shape, some in parts.items():
         for name, found in some.items():
             print(shape, name, "kernels, ms:", "  ".join(f"{key} {value:.3f}" for key, value in found.items()))

@@ -84,11 +84,11 @@ def parts_of(plan: Plan, B: int, H: int, L: int, K: int, T: int, size: int) -> P
     return Parts(-(-B // count), tiles, B, all_tiles)
 
 
-def streams(plan: Plan, device: torch.device) -> list[Any]:
+def streams(count: int, device: torch.device) -> list[Any]:
     """The current stream and others: the programs of one part fill the multiprocessors that another leaves idle."""
     if device.type != "cuda":
         return [nullcontext()]
-    others = [_stream(device, n) for n in range(1, plan.streams)]
+    others = [_stream(device, n) for n in range(1, count)]
     return [torch.cuda.stream(stream) for stream in (torch.cuda.current_stream(device), *others)]
 
 
@@ -127,7 +127,7 @@ def backward(
     # The last column is for the gradients by distance that a part leaves to the next one.
     tiles = parts.tiles + (1 if parts.split else 0)
     slots = parts.rows * H
-    lanes = streams(plan, query.device)
+    lanes = streams(1 if parts.rows == B else plan.streams, query.device)
     with_u, with_w = query.new_empty(2, len(lanes), slots, L, D).unbind(0)
     stored = query.new_empty(len(lanes), slots, blocks, tiles, plan.planes, T, T)
     sums = (len(lanes), slots, blocks * T, padded(D)) if parts.split else (len(lanes), 1)

@@ -6,8 +6,8 @@ scores again.
 """
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,9 +87,8 @@ def parts_of(plan: Plan, B: int, H: int, L: int, K: int, T: int, size: int) -> P
 def streams(count: int, device: torch.device) -> list[Any]:
     """The current stream and others: the programs of one part fill the multiprocessors that another leaves idle."""
     if device.type != "cuda":
-        return [nullcontext()]
-    others = [_stream(device, n) for n in range(1, count)]
-    return [torch.cuda.stream(stream) for stream in (torch.cuda.current_stream(device), *others)]
+        return [None]
+    return [torch.cuda.current_stream(device), *(_stream(device, n) for n in range(1, count))]
 
 
 @functools.cache
@@ -97,17 +96,15 @@ def _stream(device: torch.device, _: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def fork(lanes: list[Any]) -> Callable[[], None]:
-    """The other streams wait for the current one. Call the result to wait for them."""
-    first, *others = [lane.stream for lane in lanes if isinstance(lane, torch.cuda.StreamContext)] or [None]
+@contextmanager
+def forked(lanes: list[Any]) -> Iterator[None]:
+    """The other streams start after what the current one has to do, and it waits for them at the end."""
+    first, *others = lanes
     for other in others:
         other.wait_stream(first)
-
-    def join() -> None:
-        for other in others:
-            first.wait_stream(other)
-
-    return join
+    yield
+    for other in others:
+        first.wait_stream(other)
 
 
 def backward(
@@ -137,25 +134,24 @@ def backward(
     grad_distance = query.new_zeros(H, C, D, dtype=torch.float32)
     grad_biases = query.new_empty(B, H, blocks, D, dtype=torch.float32)
     grad_u = query.new_empty(B, H, parts.all_tiles, D, dtype=torch.float32)
-    shape = {"D": D, "BD": padded(D), "T": T, "SLIDE": how.slide}
+    shape: dict[str, Any] = {"D": D, "BD": padded(D), "T": T, "SLIDE": how.slide}
     shape["PRECISION"] = "ieee" if query.dtype == torch.float32 else "tf32"
     u, w = u.contiguous(), w.contiguous()
-    join = fork(lanes)
-    for index, (first_row, rows) in enumerate(parts.of_rows()):
-        lane = index % len(lanes)
-        own = (with_u[lane], with_w[lane])
-        with lanes[lane]:
-            prepare_kernel[(-(-L // 64), rows * H)](
-                query, u, w, out, grad, *own, delta, *query.stride()[:3], *out.stride()[:3], *grad.stride()[:3],
-                H, L, first_row * H, D=D, BD=padded(D), T=64,
-            )  # fmt: skip
-            for first_tile, end_tile in parts.of_tiles():
-                _part(
-                    plan, (first_row * H, rows, first_tile, end_tile, tiles, parts), shape, how,
-                    (*own, key, value, distance, grad, lse, delta, seed), stored[lane], partial[lane],
-                    (grad_query, grad_key, grad_value, grad_distance, grad_biases, grad_u), C, window, dropout,
+    with forked(lanes):
+        for index, (first_row, rows) in enumerate(parts.of_rows()):
+            lane = index % len(lanes)
+            own = (with_u[lane], with_w[lane])
+            with torch.cuda.stream(lanes[lane]):
+                prepare_kernel[(-(-L // 64), rows * H)](
+                    query, u, w, out, grad, *own, delta, *query.stride()[:3], *out.stride()[:3], *grad.stride()[:3],
+                    H, L, first_row * H, D=D, BD=padded(D), T=64,
                 )  # fmt: skip
-    join()
+                for first_tile, end_tile in parts.of_tiles():
+                    _part(
+                        plan, (first_row * H, rows, first_tile, end_tile, tiles, parts), shape, how,
+                        (*own, key, value, distance, grad, lse, delta, seed), stored[lane], partial[lane],
+                        (grad_query, grad_key, grad_value, grad_distance, grad_biases, grad_u), C, window, dropout,
+                    )  # fmt: skip
     of_u = grad_u.sum((0, 2))
     return grad_query, grad_key, grad_value, grad_distance, of_u, grad_biases.sum((0, 2)) - of_u
 

@@ -25,7 +25,7 @@ from longspan.kernels.relative_attention.fused_slide import (
 from longspan.kernels.relative_attention.stored_tiles import column_at, load_sums, load_tile, store_sums
 
 
-@triton.jit(do_not_specialize=[*LENGTHS, "first_slot", "first_tile", "end_tile", "blocks"])
+@triton.jit(do_not_specialize=[*LENGTHS, "first_slot", "first_tile", "end_tile", "blocks", "tiles"])
 def storing_kernel(
     with_u, with_w, key, value, distance, grad, lse, delta, seed_ptr,
     stored, partial, grad_query, grad_distance, grad_biases,
@@ -124,7 +124,7 @@ def storing_kernel(
     tl.store(grad_biases + (bh * blocks + block) * D + columns, tl.sum(total, 0), mask=columns < D)
 
 
-@triton.jit(do_not_specialize=["L", "M", "window", "first_slot", "first_tile", "blocks"])
+@triton.jit(do_not_specialize=["L", "M", "window", "first_slot", "first_tile", "blocks", "tiles", "columns_of_all"])
 def stored_key_kernel(
     stored, with_u, grad, key, grad_key, grad_value, grad_u,
     stride_gb, stride_gh, stride_gl, stride_kb, stride_kh, stride_kl,
@@ -178,7 +178,7 @@ def stored_key_kernel(
     tl.store(grad_u + (bh * columns_of_all + c) * D + columns, share, mask=columns < D)
 
 
-@triton.jit(do_not_specialize=["L", "M", "C", "first_tile", "end_tile", "blocks", "rows", "reached"])
+@triton.jit(do_not_specialize=["L", "M", "C", "first_tile", "end_tile", "blocks", "rows", "tiles", "reached"])
 def stored_distance_kernel(
     stored, with_w, grad_distance, H, L, M, C, first_tile, end_tile, blocks, rows, tiles, reached,
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, SLIDE: tl.constexpr, PRECISION: tl.constexpr,

@@ -93,7 +93,8 @@ def error(name: str, M: int, D: int, L: int = SEGMENT, window: int | None = None
         found = gradients(lambda *x: fused.relative_attention(*x, window=window), tensors, grad)
     exact = [tensor.double() for tensor in tensors]
     wanted = gradients(lambda *x: reference.relative_attention(*x, window=window), exact, grad.double())
-    return max(float((a.double() - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True))
+    errors = [(a.double() - b).norm() / b.norm() for a, b in zip(found, wanted, strict=True)]
+    return float(torch.stack(errors).max())  # NaN if one of them is
 
 
 def milliseconds(call: Callable[[], Any], repeat: int) -> float:
@@ -122,7 +123,7 @@ def measure(shape: str, variants: list[str], rounds: int) -> list[dict[str, Any]
     grad = torch.randn_like(tensors[0])
     rival = _rival(tensors)
     calls: dict[str, Callable[[], Any]] = {"flex": lambda: gradients(rival, tensors[:3], grad)}
-    rows: dict[str, dict[str, Any]] = {"flex": {}}
+    graphs, rows = {"flex": captured(calls["flex"])}, {"flex": dict[str, Any]()}
     for name in variants:
 
         def call(name: str = name) -> Any:
@@ -130,13 +131,12 @@ def measure(shape: str, variants: list[str], rounds: int) -> list[dict[str, Any]
                 return gradients(fused.relative_attention, tensors, grad)
 
         try:
-            found = error(name, M, D)
-            rows[name] = {"error": found, "odd": error(name, 333, D, 200, 250), "MiB": extra_memory(call)}
+            row = {"error": error(name, M, D), "odd": error(name, 333, D, 200, 250), "MiB": extra_memory(call)}
+            graphs[name] = captured(call)
         except Exception as problem:  # one variant that fails must not end the run
             print(f"{shape} {name} failed: {type(problem).__name__}: {str(problem)[:300]}", flush=True)
             continue
-        calls[name] = call
-    graphs = {name: captured(call) for name, call in calls.items()}
+        calls[name], rows[name] = call, row
     times: dict[str, list[list[float]]] = {name: [[], []] for name in calls}
     repeat = 12
     for _ in range(rounds):
@@ -205,11 +205,11 @@ def compile_one(shape: str, name: str) -> None:
 def show(rows: list[dict[str, Any]]) -> None:
     print("shape  variant            ms     ratio  graph   ratio  extra MiB  error  error, awkward lengths, window")
     for row in rows:
-        bad = " WRONG" if max(row.get("error", 0), row.get("odd", 0)) > BOUND else ""
+        right = all(row.get(key, 0.0) <= BOUND for key in ("error", "odd"))  # NaN is not
         print(
             f"{row['shape']:<6} {row['variant']:<18} {row['ms']:6.3f} {row['ratio']:.3f}  {row['graph_ms']:6.3f}"
             f"  {row['graph_ratio']:.3f}  {row.get('MiB', 0):7.0f}"
-            f"  {row.get('error', 0):.1e}  {row.get('odd', 0):.1e}{bad}"
+            f"  {row.get('error', 0):.1e}  {row.get('odd', 0):.1e}{'' if right else ' WRONG'}"
         )
 
 
@@ -228,12 +228,15 @@ def main() -> None:
     began = time.perf_counter()
     compile_all(shapes, variants)
     print(f"compiled after {time.perf_counter() - began:.0f} s", flush=True)
-    rows = [row for shape in shapes for row in measure(shape, variants, given.rounds)]
-    parts = {shape: {n: kernels(shape, n) for n in ("today", "one-stream")} for shape in shapes}
-    for shape, some in parts.items():
-        for name, found in some.items():
-            print(shape, name, "kernels, ms:", "  ".join(f"{key} {value:.3f}" for key, value in found.items()))
-    show(rows)
+    rows: list[dict[str, Any]] = []
+    parts: dict[str, Any] = {}
+    for shape in shapes:
+        some = measure(shape, variants, given.rounds)
+        show(some)
+        rows += some
+        for name in {row["variant"] for row in some} & {"today", "one-stream"}:
+            found = parts[f"{shape} {name}"] = kernels(shape, name)
+            print(name, "kernels, ms:", "  ".join(f"{key} {value:.3f}" for key, value in found.items()), flush=True)
     print(f"{time.perf_counter() - began:.0f} s")
     if given.json:
         facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows, "kernels": parts}

@@ -11,6 +11,7 @@ import torch
 KERNELS = (
     "longspan.kernels.bidirectional_attention.kernels",
     "longspan.kernels.relative_attention.fused_backward",
+    "longspan.kernels.relative_attention.stored_backward",
     "longspan.kernels.one_token.kernels",
     "longspan.kernels.head_norm.kernels",
     "longspan.kernels.muon.kernels",

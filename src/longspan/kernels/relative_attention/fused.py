@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from longspan.kernels.relative_attention import stored
 from longspan.shapes import Float, Int, Tensor
 
 LOG2E = 1.4426950408889634
@@ -140,6 +141,11 @@ def _backward(
     B, H, L, D = query.shape
     K, C = key.shape[2], distance.shape[1]
     first_key = contiguous(first_key)
+    plan = stored.chosen(first_key)
+    if plan is not None:
+        grads = stored.backward(plan, grad, out, lse, query, key, value, distance, u, w, seed, window, dropout)
+        *same, of_distance, of_u, of_w = grads
+        return *same, of_distance.to(table), of_u.to(u.dtype), of_w.to(w.dtype)  # type: ignore[return-value]
     scale = D**-0.5
     sizes = (H, L, K - L, C, window, scale, LOG2E * scale, dropout)
 
@@ -148,7 +154,7 @@ def _backward(
     prepare_kernel[(-(-L // 64), B * H)](
         query, u.contiguous(), w.contiguous(), out, grad, with_u, with_w, delta,
         *query.stride()[:3], *out.stride()[:3], *grad.stride()[:3],
-        H, L, D=D, BD=padded(D), T=64,
+        H, L, 0, D=D, BD=padded(D), T=64,
     )  # fmt: skip
 
     strides = (*key.stride()[:3], *value.stride()[:3], *distance.stride()[:2], *grad.stride()[:3])

@@ -24,23 +24,24 @@ from longspan.kernels.relative_attention.fused_slide import (
     tall,
     unslide,
 )
+from longspan.kernels.relative_attention.stored_tiles import store_tile
 
 
-@triton.jit(do_not_specialize=["L"])
+@triton.jit(do_not_specialize=["L", "first_slot"])
 def prepare_kernel(
     query, u, w, out, grad, with_u, with_w, delta,
     stride_qb, stride_qh, stride_ql, stride_ob, stride_oh, stride_ol, stride_gb, stride_gh, stride_gl,
-    H, L, D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr,
+    H, L, first_slot, D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """q + u and q + w, and per query the sum of out * grad."""
-    bh = tl.program_id(1)
+    """q + u and q + w, and per query the sum of out * grad; `first_slot` is the first row of batch and head."""
+    bh = first_slot + tl.program_id(1)
     b = (bh // H).to(tl.int64)
     h = bh % H
     i = tl.program_id(0) * T + tl.arange(0, T)
     columns = tl.arange(0, BD)
     here = (i < L)[:, None] & (columns < D)[None, :]
     q = load_rows(query + b * stride_qb + h * stride_qh, i, stride_ql, L, D, BD)
-    to = (bh.to(tl.int64) * L + i[:, None]) * D + columns[None, :]
+    to = (tl.program_id(1).to(tl.int64) * L + i[:, None]) * D + columns[None, :]
     bias_u = tl.load(u + h * D + columns, mask=columns < D, other=0.0)[None, :]
     bias_w = tl.load(w + h * D + columns, mask=columns < D, other=0.0)[None, :]
     tl.store(with_u + to, (q + bias_u).to(q.dtype), mask=here)
@@ -57,8 +58,13 @@ def query_span(
     stride_key, stride_value, stride_distance, bh, i0, M, L, C, window, scale, score_scale, dropout,
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr,
     FIRST: tl.constexpr, DROPOUT: tl.constexpr, SLIDE: tl.constexpr, PRECISION: tl.constexpr,
+    stored=None, PLANES: tl.constexpr = 0,
 ):  # fmt: skip
-    """Tiles far, far-1, ..., near of one block of queries. The gradient of a distance is complete after two tiles."""
+    """Tiles far, far-1, ..., near of one block of queries. The gradient of a distance is complete after two tiles.
+
+    With PLANES, tile n is also stored, n places before `stored`: the weights, the gradients of the scores, and with
+    three planes those by distance (stored_backward.py).
+    """
     K = M + L
     i = i0 + tl.arange(0, T)
     if FIRST and MASKED:
@@ -81,9 +87,17 @@ def query_span(
             weights = tl.where(seen, weights, 0.0)
         v = load_rows(value, j, stride_value, K, D, BD)
         grads = tl.dot(g, tl.trans(v), input_precision=PRECISION)
+        used = weights
         if DROPOUT:
-            grads = tl.where(kept(seed, bh, i[:, None], j[None, :], K, dropout), grads / (1 - dropout), 0.0)
+            keep = kept(seed, bh, i[:, None], j[None, :], K, dropout)
+            grads = tl.where(keep, grads / (1 - dropout), 0.0)
+            if PLANES > 0:
+                used = tl.where(keep, weights / (1 - dropout), 0.0)
+        if PLANES > 0:
+            store_tile(stored - n * (PLANES * T * T), used.to(k.dtype), 0, T, SLIDE)
         grads = weights * (grads * scale - delta[:, None])
+        if PLANES > 0:
+            store_tile(stored - n * (PLANES * T * T), grads.to(k.dtype), 1, T, SLIDE)
         total = tl.dot(grads.to(k.dtype), k, total, input_precision=PRECISION)
         by_distance = unslide(grads, at, before, T, SLIDE).to(k.dtype)
         if SLIDE == GATHER:
@@ -91,9 +105,12 @@ def query_span(
         gap = (n + 1) * T - 1 - tl.arange(0, T)
         total = tl.dot(by_distance, r_older, total, input_precision=PRECISION)
         r_older = r
-        # Every block of queries of every row adds here, so this sum uses atomics.
-        of_r = tl.dot(tl.trans(by_distance), qw, input_precision=PRECISION)
-        add_rows(grad_distance, tl.maximum(C - 1 - gap, 0), of_r, gap < K, D, BD, SLIDE)
+        if PLANES > 2:
+            store_tile(stored - n * (PLANES * T * T), by_distance, 2, T, SLIDE)
+        else:
+            # Every block of queries of every row adds here, so this sum uses atomics.
+            of_r = tl.dot(tl.trans(by_distance), qw, input_precision=PRECISION)
+            add_rows(grad_distance, tl.maximum(C - 1 - gap, 0), of_r, gap < K, D, BD, SLIDE)
         carry_back(base, done + step, grads, T, SLIDE)
     return total, older, before, r_older
 

@@ -1,0 +1,247 @@
+"""Variants of the backward pass of relative attention, against FlexAttention without the position term, in one process.
+
+    python benchmarks/attention_variants.py [--shapes 512,2048,8192,wide] [--variants today,stored,...] [--json FILE]
+
+Every variant is first checked against the reference in float64. Then all of them are timed in turn, forward and
+backward, plain and captured in a CUDA graph, and the median round counts. `wide` has heads of 128. Kernels are compiled
+beforehand in parallel processes.
+"""
+
+import argparse
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from longspan.experiments.bench.attention import _rival
+from longspan.kernels.relative_attention import fused, reference, stored
+
+SHAPES = {  # memory, batch, heads, head size; segments of 512
+    "512": (512, 64, 8, 64),
+    "2048": (2048, 64, 8, 64),
+    "8192": (8192, 16, 8, 64),
+    "wide": (512, 64, 4, 128),
+}
+MIB = 1 << 20
+Plan = stored.Plan
+VARIANTS: dict[str, Plan | None] = {  # plans of the backward pass; None computes the scores again
+    "today": None,
+    "half-1": None,
+    "half-2": None,
+    "half-3": None,
+    "stored": Plan(),
+    "one-stream": Plan(streams=1),
+    "by-distance": Plan(planes=3),
+    "by-distance-large": Plan(planes=3, limit=624 * MIB, keys=2048),
+    "large": Plan(limit=416 * MIB, keys=2048),
+    "small": Plan(limit=104 * MIB, keys=512),
+    "all": Plan(limit=1 << 40, keys=1 << 30, streams=1),
+    "three-stages": Plan(stages=3),
+    "registers": Plan(registers=None),
+}
+FORWARD = {  # launch options of the forward kernel: pipeline stages, with the 16-bit window and descriptors
+    "half-1": fused.Launch(64, 4, 1, fused.HALF),
+    "half-2": fused.Launch(64, 4, 2, fused.HALF),
+    "half-3": fused.Launch(64, 4, 3, fused.HALF),
+}
+SEGMENT = 512
+BOUND = 1.5e-2
+
+
+def draw(M: int, B: int, H: int, D: int, L: int = SEGMENT) -> list[torch.Tensor]:
+    """Inputs in the memory layout of a projection."""
+
+    def heads(length: int) -> torch.Tensor:
+        return torch.randn(B, length, H, D, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+
+    rest = [torch.randn(H, *size, D, device="cuda", dtype=torch.bfloat16) for size in ((M + L,), (), ())]
+    return [heads(L), heads(M + L), heads(M + L), *rest]
+
+
+@contextlib.contextmanager
+def using(name: str) -> Iterator[None]:
+    """Run calls of this block as a variant."""
+    plan, forward, launch = VARIANTS[name], FORWARD.get(name), fused.launch
+    if forward is not None:
+        fused.launch = lambda kernel, *some, **more: forward if kernel == "forward" else launch(kernel, *some, **more)
+    try:
+        with contextlib.nullcontext() if plan is None else stored.using(plan):
+            yield
+    finally:
+        fused.launch = launch
+
+
+def gradients(attention: Callable[..., torch.Tensor], tensors: list[torch.Tensor], grad: torch.Tensor) -> Any:
+    leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+    out = attention(*leaves)
+    return out.detach(), *torch.autograd.grad(out, leaves, grad)
+
+
+def error(name: str, M: int, D: int, L: int = SEGMENT, window: int | None = None) -> float:
+    """The largest relative error of the output and the gradients, against float64."""
+    torch.manual_seed(1)
+    tensors = draw(M, 2, 2, D, L)
+    grad = torch.randn_like(tensors[0])
+    with using(name):
+        found = gradients(lambda *x: fused.relative_attention(*x, window=window), tensors, grad)
+    exact = [tensor.double() for tensor in tensors]
+    wanted = gradients(lambda *x: reference.relative_attention(*x, window=window), exact, grad.double())
+    errors = [(a.double() - b).norm() / b.norm() for a, b in zip(found, wanted, strict=True)]
+    return float(torch.stack(errors).max())  # NaN if one of them is
+
+
+def milliseconds(call: Callable[[], Any], repeat: int) -> float:
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(repeat):
+        call()
+    torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - began) / repeat
+
+
+def captured(call: Callable[[], Any]) -> Callable[[], None]:
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def measure(shape: str, variants: list[str], rounds: int) -> list[dict[str, Any]]:
+    """One row per variant: milliseconds plain and captured, ratios to FlexAttention, extra memory, error."""
+    M, B, H, D = SHAPES[shape]
+    torch.manual_seed(0)
+    tensors = draw(M, B, H, D)
+    grad = torch.randn_like(tensors[0])
+    rival = _rival(tensors)
+    calls: dict[str, Callable[[], Any]] = {"flex": lambda: gradients(rival, tensors[:3], grad)}
+    graphs, rows = {"flex": captured(calls["flex"])}, {"flex": dict[str, Any]()}
+    for name in variants:
+
+        def call(name: str = name) -> Any:
+            with using(name):
+                return gradients(fused.relative_attention, tensors, grad)
+
+        try:
+            row = {"error": error(name, M, D), "odd": error(name, 333, D, 200, 250), "MiB": extra_memory(call)}
+            graphs[name] = captured(call)
+        except Exception as problem:  # one variant that fails must not end the run
+            print(f"{shape} {name} failed: {type(problem).__name__}: {str(problem)[:300]}", flush=True)
+            continue
+        calls[name], rows[name] = call, row
+    times: dict[str, list[list[float]]] = {name: [[], []] for name in calls}
+    repeat = 12
+    for _ in range(rounds):
+        for name in calls:
+            times[name][0].append(milliseconds(calls[name], repeat))
+            times[name][1].append(milliseconds(graphs[name], repeat))
+    plain, graph = ({name: statistics.median(pair[way]) for name, pair in times.items()} for way in (0, 1))
+    return [
+        {"shape": shape, "variant": name, "ms": plain[name], "ratio": plain["flex"] / plain[name],
+         "graph_ms": graph[name], "graph_ratio": graph["flex"] / graph[name], **rows[name]}
+        for name in calls
+    ]  # fmt: skip
+
+
+def extra_memory(call: Callable[[], Any]) -> float:
+    """Peak MiB of a call beyond what it leaves."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = call()
+    torch.cuda.synchronize()
+    left = torch.cuda.memory_allocated() - before
+    peak = torch.cuda.max_memory_allocated() - before
+    del result
+    return (peak - left) / MIB
+
+
+def kernels(shape: str, name: str) -> dict[str, float]:
+    """Milliseconds per call of the kernels of one variant."""
+    tensors = draw(*SHAPES[shape])
+    grad = torch.randn_like(tensors[0])
+    with using(name), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        for _ in range(3):
+            gradients(fused.relative_attention, tensors, grad)
+        torch.cuda.synchronize()
+    return {
+        event.key[:28]: event.self_device_time_total / 3e3
+        for event in found.key_averages()
+        if event.self_device_time_total > 30.0
+    }
+
+
+def compile_all(shapes: list[str], variants: list[str]) -> None:
+    """Fill Triton's cache: one process per shape and variant, on a small batch."""
+    jobs = [
+        subprocess.Popen([sys.executable, __file__, "--compile", f"{shape}:{name}"], stdout=subprocess.DEVNULL)
+        for shape in shapes
+        for name in ("flex", *variants)
+    ]
+    for job in jobs:
+        job.wait()
+
+
+def compile_one(shape: str, name: str) -> None:
+    M, B, H, D = SHAPES[shape]
+    if name == "flex":
+        tensors = draw(M, B, H, D)
+        gradients(_rival(tensors), tensors[:3], torch.randn_like(tensors[0]))
+        return
+    tensors = draw(M, 2, H, D)
+    with using(name):
+        gradients(fused.relative_attention, tensors, torch.randn_like(tensors[0]))
+    error(name, 333, D, 200, 250)
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    print("shape  variant            ms     ratio  graph   ratio  extra MiB  error  error, awkward lengths, window")
+    for row in rows:
+        right = all(row.get(key, 0.0) <= BOUND for key in ("error", "odd"))  # NaN is not
+        print(
+            f"{row['shape']:<6} {row['variant']:<18} {row['ms']:6.3f} {row['ratio']:.3f}  {row['graph_ms']:6.3f}"
+            f"  {row['graph_ratio']:.3f}  {row.get('MiB', 0):7.0f}"
+            f"  {row.get('error', 0):.1e}  {row.get('odd', 0):.1e}{'' if right else ' WRONG'}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--variants", default="today,stored,by-distance,one-stream,large,all,half-1,half-3")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--compile", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.compile:
+        compile_one(*given.compile.split(":"))
+        return
+    shapes, variants = given.shapes.split(","), given.variants.split(",")
+    began = time.perf_counter()
+    compile_all(shapes, variants)
+    print(f"compiled after {time.perf_counter() - began:.0f} s", flush=True)
+    rows: list[dict[str, Any]] = []
+    parts: dict[str, Any] = {}
+    for shape in shapes:
+        some = measure(shape, variants, given.rounds)
+        show(some)
+        rows += some
+        for name in {row["variant"] for row in some} & {"today", "one-stream"}:
+            found = parts[f"{shape} {name}"] = kernels(shape, name)
+            print(name, "kernels, ms:", "  ".join(f"{key} {value:.3f}" for key, value in found.items()), flush=True)
+    print(f"{time.perf_counter() - began:.0f} s")
+    if given.json:
+        facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows, "kernels": parts}
+        given.json.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

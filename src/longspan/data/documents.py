@@ -14,7 +14,7 @@ from longspan.tokenizers import Unit
 from longspan.tokenizers.text import encoding_hint, read_blocks
 
 TASK_BYTES = 4 << 20
-_WINDOW = 1 << 20
+_WINDOW, _AHEAD = 1 << 20, 1 << 16
 _CACHED = 1 << 17  # arrays of this size stay in the cache of a core
 _LINE, _WORD, _SPACE = re.compile(rb"\S\n(?=\S)"), re.compile(rb"\S(?= \S)"), re.compile(rb"[ \n]")
 
@@ -137,7 +137,7 @@ def _cut(piece: Piece, at: int, unit: Unit) -> int:
 
 def _search(piece: Piece, at: int, pattern: re.Pattern[bytes]) -> int:
     """The end of the first match of a one-byte pattern from `at` on, or the end of the piece."""
-    for block in read_blocks(piece.path, at, piece.stop):
+    for block in read_blocks(piece.path, at, piece.stop, _AHEAD):
         if found := pattern.search(block):
             return at + found.end()
         at += len(block)

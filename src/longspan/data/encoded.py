@@ -29,6 +29,7 @@ from longspan.data.documents import tasks
 from longspan.data.encoding import (
     EncodedTask,
     Task,
+    byte_workers,
     encode_task,
     encoder,
     run_in_threads,
@@ -305,11 +306,14 @@ def _encode_tasks(
     if workers is not None:
         return run_tasks(encoder(tokenizer), todo, workers)
     if tokenizer.unit == "subword":
-        workers, threads = subword_workers(pieces)
+        workers, threads = subword_workers(pieces, tokenizer.size)
         if workers > 1:
             return run_tasks(encoder(tokenizer), todo, workers, threads)
-    if tokenizer.unit in ("byte", "subword"):
-        # Bytes are only copied, and the library for subwords uses several cores by itself.
+        return run_in_threads(partial(encode_task, tokenizer), todo)  # the library uses several cores by itself
+    if tokenizer.unit == "byte":
+        workers = byte_workers(pieces)
+        if workers > 1:
+            return run_tasks(encoder(tokenizer), todo, workers)
         return run_in_threads(partial(encode_task, tokenizer), todo)
     return run_tasks(encoder(tokenizer), todo, useful_workers(pieces, tokenizer.size))
 

@@ -20,7 +20,7 @@ from longspan.tokenizers.tokenizer import FORMAT, Ids, Offsets, Tokenizer, Unit,
 
 # A text is encoded in segments of at least _SEGMENT and at most _LONGEST characters. Where a line or a word begins
 # after exactly one newline or space, the pre-tokenizers in use (GPT-2, Llama 3, ...) divide the text anyway.
-_SEGMENT, _LONGEST, _BATCH = 1 << 14, 1 << 16, 64
+_SEGMENT, _LONGEST, _BATCH = 1 << 14, 1 << 16, 16
 _LINE, _WORD = re.compile(r"\S\n(?=\S)"), re.compile(r"\S(?= \S)")
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 

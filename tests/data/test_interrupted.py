@@ -102,11 +102,12 @@ def test_200_megabytes_are_prepared_in_bounded_memory(tmp_path: Path) -> None:
         "from resource import RUSAGE_CHILDREN, getrusage\n"
         "text = open_corpus(Path(sys.argv[1]), None, cache=Path(sys.argv[2]))\n"
         "own = Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0]\n"
-        "print(text.bytes, own, getrusage(RUSAGE_CHILDREN).ru_maxrss)"
+        "print(text.bytes, text.words, len(text.starts), own, getrusage(RUSAGE_CHILDREN).ru_maxrss)"
     )
     command = [sys.executable, "-c", program, tmp_path / "large.jsonl", tmp_path / "cache"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    size, parent, worker = map(int, done.stdout.split())
+    size, words, rows, parent, worker = map(int, done.stdout.split())
     assert size > 180_000_000
+    assert (size, words) == (2100 * rows, 500 * rows)
     assert parent < 200_000
     assert worker < 100_000  # the largest; there are at most eight of them

@@ -35,7 +35,7 @@ from longspan.tokenizers.train_subwords import train_subwords
 PREPARE = """
 import json, sys
 from longspan.data import open_corpus
-text = open_corpus(sys.argv[1], None, sys.argv[2], field="text")
+text = open_corpus(sys.argv[1], None, sys.argv[2])
 print(json.dumps({"tokens": len(text), "fingerprint": text.fingerprint}))
 """
 LIBRARY = """

@@ -46,6 +46,10 @@ class DataError(LongspanError):
     """A text that is missing, empty, too short or changed, or has a wrong checksum."""
 
 
+class DataWarning(UserWarning):
+    """A text or tokenizer that can be used, but probably not as the user intended."""
+
+
 class StateError(LongspanError):
     """A state that does not fit the model."""
 

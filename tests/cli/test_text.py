@@ -31,6 +31,9 @@ def test_a_tokenizer_is_trained_used_and_compared(cli: Cli, rows: Path) -> None:
     made = cli("tokenizer", "train", "--data", rows, "--field", "body", "--vocabulary", 300, "--out", "bpe")
     assert (made.code, made.out.split()[:2]) == (0, ["tokens", "300"]), made.err
     cli("tokenizer", "train", "--data", rows, "--vocabulary", 300, "--out", "bpe").refused("bpe")
+    few = cli("tokenizer", "train", "--data", rows, "--field", "body", "--vocabulary", 9999, "--out", "few")
+    assert few.code == 0
+    assert "9,999" in few.err  # the vocabulary is smaller, and a warning says so
     cli("tokenizer", "train", "--data", rows, "--vocabulary", 300, "--out", "x").refused("line 1", "'body'")
     cli("tokenizer", "train", "--data", rows, "--field", "body", "--vocabulary", 9, "--out", "x").refused("256")
     given = sets(*SMALL, "training.steps=2", "training.validate_every=1", "data.tokenizer=bpe")
@@ -62,12 +65,28 @@ def test_info_lists_files_and_tokens_of_every_split(cli: Cli, rows: Path) -> Non
     cli("data", "info", rows).refused("line 1", "'body'")
 
 
+def test_info_describes_a_corpus_without_training_text(cli: Cli, tmp_path: Path) -> None:
+    """By hand: seven sentences of two words, each after <S>, and one more <S> at the end of each file."""
+    folder = CORPORA["lm1b"].folder(tmp_path / "cache")
+    folder.mkdir(parents=True)
+    for name, sentences in (("10", 3), ("11", 4)):
+        (folder / f"news.en.heldout-000{name}-of-00050").write_text("a b\n" * sentences)
+    splits = cli("data", "info", "lm1b", "--json").json["splits"]
+    assert {name: facts["tokens"] for name, facts in splits.items()} == {"unused": 7 * 3 + 2}
+    assert cli("data", "info", "lm1b").out.startswith("unused: 23 tokens in news.en.heldout-00010-of-00050, ")
+    (folder / "news.en.heldout-00000-of-00050").write_text("b\n")
+    splits = cli("data", "info", "lm1b", "--json").json["splits"]
+    assert {name: facts["tokens"] for name, facts in splits.items()} == {"valid": 3, "test": 3}
+
+
 def test_standard_input(cli: Cli, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def pipe() -> None:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(rows.read_bytes())))
 
     pipe()
-    assert cli("data", "info", "-", "--field", "body", "--json").json["splits"]["train"]["documents"] == 54
+    train = cli("data", "info", "-", "--field", "body", "--json").json["splits"]["train"]
+    assert train["documents"] == 54
+    assert [name.partition(" (")[0] for name in train["files"]] == ["standard input"]
     pipe()
     given = sets(*SMALL, "training.steps=1")
     assert cli("train", "--recipe", "tiny", "--data", "-", "--field", "body", *given, "--out", "run").code == 0

@@ -360,9 +360,7 @@ def test_workers_give_the_ids_of_one_process(tmp_path: Path) -> None:
         encode_with_workers(pieces, CharacterTokenizer("ab é\r\n"))
 
 
-def test_on_many_cores_subwords_are_encoded_by_processes(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_subwords_are_encoded_by_processes(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tokenizers")
     from longspan.tokenizers.train_subwords import train_subwords
 
@@ -375,16 +373,17 @@ def test_on_many_cores_subwords_are_encoded_by_processes(
     counts = {}
     for cores in (2, 8, 16, 64):
         monkeypatch.setattr(encoding, "_cores", lambda cores=cores: cores)
-        counts[cores] = encoding.subword_workers(pieces)
-    assert counts == {2: (1, 2), 8: (1, 8), 16: (4, 7), 64: (4, 28)}
-    monkeypatch.setattr(encoding, "_SUBWORD_CORES", 8)
-    monkeypatch.setattr(encoding, "_cores", lambda: 16)
+        counts[cores] = encoding.subword_workers(pieces, 32_000)
+    assert counts == {2: (2, 1), 8: (7, 2), 16: (7, 3), 64: (7, 10)}
+    assert [encoding.byte_workers([Piece(path, 0, 1, field)]) for field in (None, "text")] == [1, 8]
+    monkeypatch.setattr(encoding, "_cores", lambda: 3)
+    monkeypatch.setattr(encoding, "_MEMORY", 2 * 80 << 20)
     monkeypatch.setattr(documents, "TASK_BYTES", 5000)
     started = []
     begin = encoding._Workers.__init__
     monkeypatch.setattr(encoding._Workers, "__init__", lambda *given: started.append(given[2:]) or begin(*given))
     divided = open_corpus(path, None, tokenizer, cache / "two")
-    assert started == [(2, 14)]
+    assert started == [(2, 2)]
     assert np.array_equal(alone.ids, divided.ids)
     assert alone.fingerprint == divided.fingerprint
     assert len(divided.starts) == 400

@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 from longspan.data import open_corpus
-from longspan.data.json_lines import DataWarning
 from longspan.data.sources import read_standard_input
 from longspan.data.splits import SPLITS
-from longspan.errors import DataError
+from longspan.errors import DataError, DataWarning
 from longspan.tokenizers import Tokenizer
 from longspan.tokenizers.subwords import SubwordTokenizer
 from longspan.tokenizers.text import likely_encoding
@@ -112,6 +111,10 @@ def test_a_field_can_be_named(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "texts" / "c.txt").write_bytes(rows(["z"], "body"))
     found = documents(tmp_path / "texts", None, cache, field="body")
     assert found == ["x", "y", "plain text", "z"]
+    (tmp_path / "nested.jsonl").write_text('{"a": {"b": "x"}}\n{"a.b": "y", "a": {"b": "z"}}\n')
+    assert documents(tmp_path / "nested.jsonl", None, cache, field="a.b") == ["x", "y"]
+    with pytest.raises(DataError, match=r"line 1 .*'a\.c'"):
+        open_corpus(tmp_path / "nested.jsonl", cache=cache, field="a.c")
     with pytest.raises(DataError, match="enwik8"):
         open_corpus("enwik8", cache=cache, field="body")
 

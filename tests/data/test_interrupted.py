@@ -99,11 +99,15 @@ def test_200_megabytes_are_prepared_in_bounded_memory(tmp_path: Path) -> None:
             out.write(row * (20_000_000 // len(row)))
     program = (
         "import sys; from pathlib import Path; from longspan.data import open_corpus\n"
+        "from resource import RUSAGE_CHILDREN, getrusage\n"
         "text = open_corpus(Path(sys.argv[1]), None, cache=Path(sys.argv[2]))\n"
-        "print(text.bytes, Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0])"
+        "own = Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0]\n"
+        "print(text.bytes, text.words, len(text.starts), own, getrusage(RUSAGE_CHILDREN).ru_maxrss)"
     )
     command = [sys.executable, "-c", program, tmp_path / "large.jsonl", tmp_path / "cache"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    size, kilobytes = map(int, done.stdout.split())
+    size, words, rows, parent, worker = map(int, done.stdout.split())
     assert size > 180_000_000
-    assert kilobytes < 200_000
+    assert (size, words) == (2100 * rows, 500 * rows)
+    assert parent < 200_000
+    assert worker < 100_000  # the largest; there are at most eight of them

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from longspan.data import open_corpus
-from longspan.data.json_lines import DataWarning
+from longspan.errors import DataWarning
 
 LINES = b"".join(json.dumps({"text": f"a text {k}"}).encode() + b"\n" for k in range(20))
 

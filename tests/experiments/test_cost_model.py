@@ -43,6 +43,10 @@ def test_seconds() -> None:
     # 24 tokens, 6 FLOPs per parameter, and 12 per layer, unit of width and each of 4 + 4.5 keys.
     assert SMALL.flops == 24 * (6000 + 12 * 2 * 16 * 8.5)
     assert SMALL.compute == SMALL.flops / SUSTAINED
+    # The host needs three parts of 86.06 / 13 ms to launch two layers and the rest; large shapes hide that.
+    assert SMALL.alone("fsdp") == pytest.approx(3 * 6.62e-3, rel=1e-3)
+    assert SHAPES[2].alone("fsdp") == SHAPES[2].compute > 25 * 6.62e-3
+    assert SMALL.alone("ddp") == pytest.approx(SMALL.compute * 48.0 / 47.1, rel=1e-3)
 
 
 @pytest.mark.parametrize(("shape", "recipe"), [(SHAPES[0], "enwik8-base"), (SHAPES[1], "enwik8-large")])

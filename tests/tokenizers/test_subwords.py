@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tokenizers
-from longspan.errors import CheckpointError, ConfigError, DataError, UnknownNameError
+from longspan.errors import CheckpointError, ConfigError, DataError, DataWarning, UnknownNameError
 from longspan.tokenizers import SubwordTokenizer, read_tokenizer, subwords, tokenizer_from_dict
 from longspan.tokenizers.train_subwords import train_subwords
 from tests.conftest import TRIES
@@ -98,6 +98,12 @@ def test_folders_and_files_are_read(tmp_path: Path) -> None:
     assert read_tokenizer(tmp_path / "own") == read_tokenizer(tmp_path / "own" / "tokenizer.json") == trained
     (tmp_path / "own" / "tokenizer_config.json").unlink()
     assert read_tokenizer(tmp_path / "own").document_end_id is None
+    (tmp_path / "own" / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    with pytest.warns(DataWarning, match=r"tokenizer_config\.json .*'</s>'"):
+        assert read_tokenizer(tmp_path / "own").document_end_id is None
+    (tmp_path / "own" / "tokenizer_config.json").write_text("{")
+    with pytest.raises(DataError, match=r"tokenizer_config\.json is not JSON"):
+        read_tokenizer(tmp_path / "own")
     (tmp_path / "stored.json").write_text(json.dumps(trained.to_dict()))
     assert read_tokenizer(tmp_path / "stored.json") == trained
     (tmp_path / "words.txt").write_text("<eos> 9\nthe 3\n")

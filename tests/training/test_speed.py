@@ -1,6 +1,7 @@
 """The measured speed of steps, with a simulated clock."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from longspan.training import run
 from longspan.training.ledger import Entry, HostEvent, Ledger, Row
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer, Validation
+from longspan.training.observers.metrics import Metrics, read_lines
 from longspan.training.step import Step
 from tests.training.conftest import make_recipe, make_text
 
@@ -72,6 +74,18 @@ def test_the_speed_is_that_of_the_device_whenever_metrics_are_read(queueing: flo
     # A step may still run when the next one is queued. Nothing else adds to the time.
     assert min(row.tokens_per_second for row in rows) >= TOKENS / (queueing + running) - 0.1
     assert max(row.tokens_per_second for row in rows) <= TOKENS / max(queueing, running) + 0.1
+
+
+def test_a_small_utilisation_is_written(tmp_path: Path) -> None:
+    """A tiny model on a large GPU reaches less than one part in 10,000, which must not look like an unknown peak."""
+    clock = Clock()
+    ledger, metrics = Ledger(CPU, clock=clock), Metrics(tmp_path)
+    ledger.begin()
+    clock.wait(0.5)
+    (row,) = ledger.add(Entry(1, 100, 0.1, 0.5, "", peak=1e9), torch.zeros(4))
+    with (tmp_path / "metrics.jsonl").open("w") as metrics.files["metrics.jsonl"]:
+        metrics.row(Trainer.__new__(Trainer), row)
+    assert read_lines(tmp_path / "metrics.jsonl")[0]["mfu"] == pytest.approx(100 / 0.5 / 1e9, rel=1e-3)
 
 
 @pytest.fixture

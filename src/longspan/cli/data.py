@@ -65,26 +65,29 @@ def info(
     json: Json = False,
 ) -> None:
     """Encode a text and print the files, tokens, documents, bytes and words of each split."""
-    from longspan.data import describe_all, open_corpus
-    from longspan.data.encoded import Encoded
+    from longspan.data import CORPORA, describe_all, open_corpus
+    from longspan.data.encoded import Encoded, open_any_split
 
     given = {name: path for name, path in (("valid", valid), ("test", test)) if path is not None}
     path = data_path(data)
-    found: dict[str, Encoded] = {}
+    found: dict[str | None, Encoded] = {}
 
-    def open_split(split: str) -> Encoded:
-        chosen = found["train"].tokenizer if found else tokenizer
-        with progress(split, quiet=json, in_bytes=True) as bar:
+    def open_split(split: str | None) -> Encoded:
+        chosen = next(iter(found.values())).tokenizer if found else tokenizer
+        if split is None and chosen is None and path in CORPORA:  # named, it has the vocabulary of the complete text
+            chosen = CORPORA[path].tokenizer
+        with progress(split or "text", quiet=json, in_bytes=True) as bar:
             opened = open_corpus(path, split, chosen, held_out=given, field=field, encoding=encoding, progress=bar)
         return found.setdefault(split, opened)
 
-    text = open_split("train")
+    text = open_any_split(open_split)
     lines = describe_all(text, open_split)
+    divided = {split: one for split, one in found.items() if split is not None} or {"unused": text}
     if json:
         facts = {
             name: {"tokens": len(one), "documents": len(one.starts), "bytes": one.bytes, "words": one.words}
-            | {"files": list(one.files)}
-            for name, one in found.items()
+            | {"files": list(one.splits[name])}
+            for name, one in divided.items()
         }
         print_json({"name": text.name, "vocabulary": text.tokenizer.size, "splits": facts})
         return
@@ -93,8 +96,8 @@ def info(
     counts = {
         "tokenizer": text.tokenizer.kind,
         "vocabulary": text.tokenizer.size,
-        "documents": sum(len(one.starts) for one in found.values()),
-        "bytes": sum(one.bytes for one in found.values()),
-        "words": sum(one.words for one in found.values()),
+        "documents": sum(len(one.starts) for one in divided.values()),
+        "bytes": sum(one.bytes for one in divided.values()),
+        "words": sum(one.words for one in divided.values()),
     }
     print_rows(counts)

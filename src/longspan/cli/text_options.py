@@ -10,7 +10,11 @@ OptionalData = Annotated[str | None, typer.Option("--data", metavar="NAME|PATH",
 DataArgument = Annotated[str, typer.Argument(metavar="DATA", help=WHAT)]
 Field = Annotated[
     str | None,
-    typer.Option("--field", metavar="NAME", help="Key of the text in JSON lines, column in tables. Default: text."),
+    typer.Option(
+        "--field",
+        metavar="NAME",
+        help="Key of the text in JSON lines (a.b: b in the object a), column in tables. Default: text.",
+    ),
 ]
 Encoding = Annotated[
     str | None, typer.Option("--encoding", metavar="NAME", help="Encoding of the files. Default: UTF-8.")

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from longspan.tokenizers.text import read_blocks
 _STALE_SECONDS = 24 * 3600.0
 # A file hashed this soon after its last write could change again with the same times (git's "racy" files).
 _RACY_NANOSECONDS = 2_000_000_000
+_HASH_THREADS = min(8, os.cpu_count() or 1)
 
 
 def cache_folder(cache: Path | None = None) -> Path:
@@ -216,16 +218,17 @@ def digests(files: Sequence[Path], cache: Path) -> list[str]:
     memo = cache / "digests" / f"{key([str(path) for path in files])}.json"
     known = read_json(memo)
     known = known if isinstance(known, dict) else {}
-    found: dict[str, list[Any]] = {}
-    for path in files:
+
+    def digest(path: Path) -> list[Any]:
         now, current = time.time_ns(), signature(path)
         before = known.get(str(path))
         if isinstance(before, list) and before[:-1] == current:
-            found[str(path)] = before
-        else:
-            digest = sha256(path)
-            settled = now - max(current[1], current[2]) > _RACY_NANOSECONDS
-            found[str(path)] = [*(current if settled else []), digest]
+            return before
+        settled = now - max(current[1], current[2]) > _RACY_NANOSECONDS
+        return [*(current if settled else []), sha256(path)]
+
+    with ThreadPoolExecutor(_HASH_THREADS) as pool:  # hashing needs no lock of Python
+        found = dict(zip(map(str, files), pool.map(digest, files), strict=True))
     if found != known:
         write_json(memo, found)
     return [str(found[str(path)][-1]) for path in files]

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,8 +14,9 @@ from longspan.tokenizers import Unit
 from longspan.tokenizers.text import encoding_hint, read_blocks
 
 TASK_BYTES = 4 << 20
-_WINDOW = 1 << 20
+_WINDOW, _AHEAD = 1 << 20, 1 << 16
 _CACHED = 1 << 17  # arrays of this size stay in the cache of a core
+_MISSING = object()
 _LINE, _WORD, _SPACE = re.compile(rb"\S\n(?=\S)"), re.compile(rb"\S(?= \S)"), re.compile(rb"[ \n]")
 
 
@@ -90,6 +91,15 @@ def count_words(data: bytes, begins: bool = True) -> int:
     return count
 
 
+def _nested(values: Any, keys: Sequence[str]) -> Any:
+    """The value of a key in an object in an object, or _MISSING."""
+    for key in keys:
+        if not isinstance(values, dict) or key not in values:
+            return _MISSING
+        values = values[key]
+    return values
+
+
 def _row_text(row: bytes, chunk: Chunk, at: int) -> bytes:
     """The text of a row of JSON lines; null is an empty text."""
     field = chunk.field or ""
@@ -97,10 +107,10 @@ def _row_text(row: bytes, chunk: Chunk, at: int) -> bytes:
         values = json.loads(row)
         if not isinstance(values, dict):
             raise DataError("is not a JSON object; use a file with one object per line")
-        if field not in values:
+        text = values[field] if field in values else _nested(values, field.split("."))
+        if text is _MISSING:
             known = ", ".join(repr(key)[:40] for key in list(values)[:8])
             raise DataError(f"has no field {field!r} but {known or 'none'}; name the field of the text with --field")
-        text = values[field]
         if text is not None and not isinstance(text, str):
             raise DataError(f"has {str(text)[:40]!r} in the field {field!r}, which is not a text; use another --field")
         return (text or "").encode()
@@ -137,7 +147,7 @@ def _cut(piece: Piece, at: int, unit: Unit) -> int:
 
 def _search(piece: Piece, at: int, pattern: re.Pattern[bytes]) -> int:
     """The end of the first match of a one-byte pattern from `at` on, or the end of the piece."""
-    for block in read_blocks(piece.path, at, piece.stop):
+    for block in read_blocks(piece.path, at, piece.stop, _AHEAD):
         if found := pattern.search(block):
             return at + found.end()
         at += len(block)

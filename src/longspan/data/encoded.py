@@ -1,5 +1,6 @@
 """Encoded texts: token ids, encoded once, cached, memory-mapped, and encoded again when the text changes."""
 
+import contextlib
 import dataclasses
 import hashlib
 import warnings
@@ -29,6 +30,7 @@ from longspan.data.documents import tasks
 from longspan.data.encoding import (
     EncodedTask,
     Task,
+    byte_workers,
     encode_task,
     encoder,
     run_in_threads,
@@ -36,12 +38,12 @@ from longspan.data.encoding import (
     subword_workers,
     useful_workers,
 )
-from longspan.data.json_lines import DataWarning, warn_about_json_lines
+from longspan.data.json_lines import warn_about_json_lines
 from longspan.data.sources import Source, TextFormat, find_source
-from longspan.data.splits import SPLITS, ByName, Piece, describe_splits, split_pieces
+from longspan.data.splits import SPLITS, ByName, EmptySplitError, Piece, describe_splits, split_pieces
 from longspan.data.tokenizer_specs import TokenizerSpec, find_tokenizer
 from longspan.data.writer import ABOUT, FORMAT, IDS, STARTS, Writer
-from longspan.errors import CheckpointError, DataError
+from longspan.errors import CheckpointError, DataError, DataWarning
 from longspan.tokenizers import Ids, Tokenizer, WordTokenizer, tokenizer_from_dict
 from longspan.tokenizers.text import read_blocks
 
@@ -122,10 +124,13 @@ class Encoded:
 
 
 def describe_all(text: Encoded, open_split: Callable[[str], Encoded]) -> list[str]:
-    """One line per split of a text that has files, with tokens and files, and one for unused files."""
+    """One line per split of a text that has files, with tokens and files, and one for unused files.
+
+    If no split has a file, the tokens are those of all files."""
     lines = []
+    undivided = text.split is None and not any(text.splits.get(split) for split in SPLITS)
     for split, files in text.splits.items():
-        count = ""
+        count = f"{len(text):,} tokens in " if undivided else ""
         if split in SPLITS and files:
             try:
                 count = f"{len(text if split == text.split else open_split(split)):,} tokens in "
@@ -133,6 +138,14 @@ def describe_all(text: Encoded, open_split: Callable[[str], Encoded]) -> list[st
                 count = f"cannot be encoded, because {error}: "
         lines += [_describe(split, count, files)] if files else []
     return lines
+
+
+def open_any_split(open_split: Callable[[str | None], Encoded]) -> Encoded:
+    """The train split or, of a text with nothing to train on, another split or all of it."""
+    for split in SPLITS:
+        with contextlib.suppress(EmptySplitError):
+            return open_split(split)
+    return open_split(None)
 
 
 def _describe(split: str, count: str, files: Sequence[str]) -> str:
@@ -305,11 +318,14 @@ def _encode_tasks(
     if workers is not None:
         return run_tasks(encoder(tokenizer), todo, workers)
     if tokenizer.unit == "subword":
-        workers, threads = subword_workers(pieces)
+        workers, threads = subword_workers(pieces, tokenizer.size)
         if workers > 1:
             return run_tasks(encoder(tokenizer), todo, workers, threads)
-    if tokenizer.unit in ("byte", "subword"):
-        # Bytes are only copied, and the library for subwords uses several cores by itself.
+        return run_in_threads(partial(encode_task, tokenizer), todo)  # the library uses several cores by itself
+    if tokenizer.unit == "byte":
+        workers = byte_workers(pieces)
+        if workers > 1:
+            return run_tasks(encoder(tokenizer), todo, workers)
         return run_in_threads(partial(encode_task, tokenizer), todo)
     return run_tasks(encoder(tokenizer), todo, useful_workers(pieces, tokenizer.size))
 

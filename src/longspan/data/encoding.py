@@ -33,8 +33,11 @@ from longspan.tokenizers.words import count_words as count_each_word
 _PARALLEL_MIN_BYTES = 32 << 20
 # All workers together may use about this much memory; a worker needs so much, and so much for every word it looks up.
 _MEMORY, _WORKER_MEMORY, _WORD_MEMORY = 800 << 20, 48 << 20, 250
-# From so many cores on, subwords are encoded by several processes; cores for each of them, and its memory.
-_MANY_CORES, _SUBWORD_CORES, _SUBWORD_MEMORY = 16, 4, 180 << 20
+# The same with the library for subwords: measured with 16,000 and 32,000 tokens.
+_SUBWORD_MEMORY, _TOKEN_MEMORY = 70 << 20, 1000
+# Bytes of JSON lines are parsed at about 100 MB/s by a worker. More of them wait for the process that writes.
+_BYTE_WORKERS = 8
+_PIPE_BYTES = 1 << 20
 
 T = TypeVar("T")
 Task = list[Chunk]
@@ -62,7 +65,7 @@ def run_tasks(
         yield from ((task, job(task)) for task in tasks)
         return
     with _Workers(make_job, workers, threads) as pool:
-        for task, result in _in_order(tasks, pool.submit, 2 * workers):
+        for task, result in _in_order(tasks, pool.submit, workers + min(workers, 8)):
             if isinstance(result, str):
                 raise DataError(result)
             yield task, result
@@ -93,18 +96,23 @@ def useful_workers(pieces: Sequence[Piece], vocabulary: int = 0) -> int:
     return max(1, min(_cores(), _MEMORY // (_WORKER_MEMORY + _WORD_MEMORY * vocabulary)))
 
 
-def subword_workers(pieces: Sequence[Piece]) -> tuple[int, int]:
+def byte_workers(pieces: Sequence[Piece]) -> int:
+    """Processes for a text of bytes: one for plain text, which is only copied; JSON lines are parsed by several."""
+    return min(useful_workers(pieces), _BYTE_WORKERS) if any(piece.field is not None for piece in pieces) else 1
+
+
+def subword_workers(pieces: Sequence[Piece], vocabulary: int) -> tuple[int, int]:
     """Processes for a text of subwords, and threads of the library in each of them.
 
-    The library uses all cores by itself, but its input and output need the lock of Python, which is enough for about
-    sixteen cores. More cores are divided among processes, with more threads than cores, because those of a process
-    wait while it reads and writes.
+    One process with threads had 0.74 of the library's speed on 10 cores, one thread alone has 0.94: threads share the
+    lock of Python and a cache of the library. So every core has a process, as far as memory allows; beyond that, each
+    of them has several threads.
     """
     cores = _cores()
-    if cores < _MANY_CORES or sum(piece.size for piece in pieces) < _PARALLEL_MIN_BYTES:
+    if sum(piece.size for piece in pieces) < _PARALLEL_MIN_BYTES:
         return 1, cores
-    workers = min(cores // _SUBWORD_CORES, _MEMORY // _SUBWORD_MEMORY)
-    return workers, -(-7 * cores // (4 * workers))
+    workers = max(1, min(cores, _MEMORY // (_SUBWORD_MEMORY + _TOKEN_MEMORY * vocabulary)))
+    return workers, -(-cores // workers)
 
 
 def _cores() -> int:
@@ -141,7 +149,7 @@ def encode_task(tokenizer: Tokenizer, task: Task) -> EncodedTask:
         parts += found
         begins += [chunk.begins] * len(texts)
         size += sum(map(len, texts))
-        words += sum(count_words(data, previous_is_space) for data in texts)
+        words += count_words(b"\n".join(texts), previous_is_space)  # only rows of JSON are several
     ids = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, tokenizer.dtype), *parts])
     lengths = np.array([len(part) for part in parts], np.int64)
     return EncodedTask(ids, lengths, np.array(begins, np.bool_), size, words)
@@ -196,13 +204,14 @@ class _Workers:
     def __init__(self, make_job: Callable[[], Job[Any]], count: int, threads: int | None = None) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         if threads is not None:
-            environment["RAYON_NUM_THREADS"] = str(threads)
+            environment |= {"RAYON_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": str(threads > 1).lower()}
         # -P: without it, `python -c` imports modules from the current folder first.
         command = [sys.executable, "-P", "-c", "from longspan.data.encoding import run_worker; run_worker()"]
         self.idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
         self.processes = []
         for _ in range(count):
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "pipesize": _PIPE_BYTES}
+            process = subprocess.Popen(command, env=environment, **pipes)
             self.processes.append(process)
             self.idle.put(process)
         self.threads = ThreadPoolExecutor(count, thread_name_prefix="encode")

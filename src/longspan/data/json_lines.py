@@ -8,14 +8,11 @@ from pathlib import Path
 
 from longspan.data.convert import FIELD
 from longspan.data.splits import Document
+from longspan.errors import DataWarning
 
 _SUFFIXES = (".jsonl", ".ndjson")
 _MAX_DOCUMENTS = 32  # opening each of a hundred thousand would take seconds
 _HEAD_BYTES, _MAX_LINE_BYTES, _LINES = 64, 1 << 20, 3
-
-
-class DataWarning(UserWarning):
-    """A text that can be read, but probably not as the user intended."""
 
 
 def warn_about_json_lines(documents: Sequence[Document]) -> None:

@@ -21,6 +21,7 @@ from longspan.errors import DataError, UnknownNameError
 
 # Tests differ between installations, and some of their files are invalid Python on purpose.
 _EXCLUDED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
+_STANDARD_INPUT = "standard-input"  # the folder of the cache for it
 # How compressed files and tables begin.
 _MARKS = {
     b"\x1f\x8b": ".txt.gz",
@@ -60,7 +61,7 @@ def read_standard_input(cache: Path | None = None) -> Path:
     """Copy standard input to a file in the cache. Equal texts have equal names, with the suffix of their format."""
     if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1:  # each process of torchrun would read a part of it
         raise DataError("standard input cannot be read by several processes; write it to a file and use that as data")
-    folder = cache_folder(cache) / "standard-input"
+    folder = cache_folder(cache) / _STANDARD_INPUT
     folder.mkdir(exist_ok=True)
     with tempfile.NamedTemporaryFile(prefix=".part-", dir=folder) as file:
         while block := sys.stdin.buffer.read(1 << 20):
@@ -106,6 +107,9 @@ def find_source(
     if not path.exists() and os.sep not in name and not path.suffix:
         raise UnknownNameError("corpus, file or folder", name, CORPORA)
     documents = _assign_splits(_find_documents(path, cache, form), path)
+    if path.parent == cache / _STANDARD_INPUT:
+        name = "standard input"
+        documents = [dataclasses.replace(d, name=d.name.replace(path.name, name, 1)) for d in documents]
     if form.field is not None and any(d.size for d in documents) and not any(d.field for d in documents):
         raise DataError(
             f"{name} has no JSON lines and no table, so the field {form.field!r} is not used; leave it out for plain "

@@ -17,6 +17,10 @@ _SMALL = 1 << 20
 _WHITESPACE = b" \t\n\r\x0b\x0c"
 
 
+class EmptySplitError(DataError):
+    """A split without text, of a corpus that has some."""
+
+
 @dataclass(frozen=True)
 class Document:
     """A file that is one document or, if it has a `field`, JSON lines with a document in that field of every row.
@@ -181,7 +185,7 @@ def split_pieces(
             fix = f"name a file {split}.txt or a folder {split} in it, or set data.{split}"
             fix = "all of it is held out, so add text to train on" if split == "train" else fix
         total = f"{len(documents)} document{'s' * (len(documents) > 1)}, {sum(d.size for d in documents):,} bytes"
-        raise DataError(f"the {split} split of {name} is empty ({total}); {fix}")
+        raise EmptySplitError(f"the {split} split of {name} is empty ({total}); {fix}")
     return [piece for piece in pieces if piece.size]
 
 

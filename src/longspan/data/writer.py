@@ -74,7 +74,7 @@ class Writer:
     def add(self, result: EncodedTask, read: int) -> None:
         """Append the result of a task that `read` so many bytes of files."""
         done = self.done
-        data = result.ids.astype(self.dtype, copy=False).tobytes()
+        data = np.ascontiguousarray(result.ids, self.dtype).data
         self.ids.write(data)
         self.digest.update(data)
         self._add_starts(result)

@@ -1,6 +1,6 @@
 """ByteTokenizer: 256 symbols, lossless for every file; `plain` drops carriage returns and byte order marks."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -31,6 +31,11 @@ class ByteTokenizer(Tokenizer):
     def encode_stream(self, blocks: Iterable[bytes], name: str = "the text", partial: bool = False) -> Iterator[Ids]:  # noqa: ARG002
         for block in plain_bytes(blocks) if self.plain else blocks:
             yield np.frombuffer(block, np.uint8)
+
+    def encode_many(self, texts: Sequence[bytes], name: str = "the text", partial: bool = False) -> list[Ids]:
+        if self.plain:
+            return super().encode_many(texts, name, partial)
+        return [np.frombuffer(text, np.uint8) for text in texts]
 
     def encode_with_offsets(self, text: str | bytes) -> tuple[Ids, Offsets]:
         data = to_bytes(text)

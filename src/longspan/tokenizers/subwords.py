@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,14 +14,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from longspan.errors import CheckpointError, DataError
+from longspan.errors import CheckpointError, DataError, DataWarning
 from longspan.tokenizers.characters import code_points, utf8_sizes
 from longspan.tokenizers.text import decode_utf8, to_bytes
 from longspan.tokenizers.tokenizer import FORMAT, Ids, Offsets, Tokenizer, Unit, stored_value
 
 # A text is encoded in segments of at least _SEGMENT and at most _LONGEST characters. Where a line or a word begins
 # after exactly one newline or space, the pre-tokenizers in use (GPT-2, Llama 3, ...) divide the text anyway.
-_SEGMENT, _LONGEST, _BATCH = 1 << 14, 1 << 16, 64
+_SEGMENT, _LONGEST, _BATCH = 1 << 14, 1 << 16, 16
 _LINE, _WORD = re.compile(r"\S\n(?=\S)"), re.compile(r"\S(?= \S)")
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -133,23 +134,20 @@ class SubwordTokenizer(Tokenizer):
     @classmethod
     def from_file(cls, path: Path) -> "SubwordTokenizer":
         """The tokenizer of a tokenizer.json. The eos_token of a tokenizer_config.json next to it ends documents."""
-        config: Any = {}
+        end = _end_of_documents(path.with_name("tokenizer_config.json"))
         try:
-            definition = json.dumps(json.loads(path.read_bytes()))
-            if (beside := path.with_name("tokenizer_config.json")).is_file():
-                config = json.loads(beside.read_bytes())
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}") from None
-        except (ValueError, RecursionError):
-            raise DataError(f"{path.parent} contains a tokenizer that is not JSON; it is damaged") from None
-        end = config.get("eos_token") if isinstance(config, dict) else None
-        end = end.get("content") if isinstance(end, dict) else end
-        try:
-            found = cls(definition)
+            found = cls(json.dumps(_read_json(path)))
         except CheckpointError as error:
             raise DataError(f"{path} cannot be used: {error}") from None
-        known = isinstance(end, str) and found._library.token_to_id(end) is not None
-        return cls(definition, end) if known else found
+        if end is not None and found.token_id(end) is None:
+            warnings.warn(
+                f"{path.with_name('tokenizer_config.json')} names the eos_token {end[:40]!r}, which {path.name} lacks, "
+                "so documents end without a token; add it to the added_tokens, or correct the name",
+                DataWarning,
+                stacklevel=2,
+            )
+            return found
+        return found if end is None else cls(found.definition, end)
 
     def save(self, folder: Path) -> None:
         """Write tokenizer.json and tokenizer_config.json, which `transformers` and the `tokenizers` library read."""
@@ -159,6 +157,23 @@ class SubwordTokenizer(Tokenizer):
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         end = {} if self.document_end is None else {"eos_token": self.document_end}
         (folder / "tokenizer_config.json").write_text(json.dumps(config | end, indent=1), "utf-8")
+
+
+def _end_of_documents(config: Path) -> str | None:
+    """The eos_token of a tokenizer_config.json, if there is one."""
+    values = _read_json(config) if config.is_file() else {}
+    end = values.get("eos_token") if isinstance(values, dict) else None
+    end = end.get("content") if isinstance(end, dict) else end
+    return end if isinstance(end, str) else None
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise DataError(f"{path} is not JSON; it is damaged, so copy it again or remove it") from None
 
 
 def segments(texts: Iterable[str]) -> Iterator[str]:

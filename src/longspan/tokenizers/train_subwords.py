@@ -1,11 +1,12 @@
 """Train a SubwordTokenizer. Its round trip is exact for every text: nothing is normalised, no byte is unknown."""
 
 import json
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, get_args
 
-from longspan.errors import ConfigError, DataError, UnknownNameError
+from longspan.errors import ConfigError, DataError, DataWarning, UnknownNameError
 from longspan.tokenizers.subwords import SubwordTokenizer, byte_characters, import_library
 
 Kind = Literal["bpe", "unigram", "wordpiece"]
@@ -46,7 +47,15 @@ def train_subwords(
         if not token or token in byte_characters() or token in _BYTE_TOKENS or token == _UNKNOWN:
             raise ConfigError(f"{token!r} cannot be a special token; use a longer name, for example <|end|>")
     train = _train_characters if byte_fallback else _train_bytes
-    return SubwordTokenizer(json.dumps(train(texts, vocabulary, kind, special)), document_end)
+    found = SubwordTokenizer(json.dumps(train(texts, vocabulary, kind, special)), document_end)
+    if found.size < vocabulary:
+        warnings.warn(
+            f"the tokenizer has {found.size:,} tokens instead of {vocabulary:,}, because the text has too few "
+            "different words for more; use more text or a smaller vocabulary",
+            DataWarning,
+            stacklevel=2,
+        )
+    return found
 
 
 def _train_bytes(texts: Iterable[str], vocabulary: int, kind: str, special: list[str]) -> dict[str, Any]:

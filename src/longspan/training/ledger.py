@@ -152,7 +152,7 @@ def _row(entry: Entry, metrics: list[float], speed: float) -> Row:
         tokens_per_second=round(speed, 1),
         seconds=round(entry.seconds, 3),
         skipped=bool(skipped),
-        mfu=None if entry.peak is None else round(speed / entry.peak, 4),
+        mfu=None if entry.peak is None else float(f"{speed / entry.peak:.4g}"),  # small models: far below 0.01%
         memory_gib=tuple(round(used / 2**30, 3) for used in entry.memory),
     )
     return NotFiniteRow(**vars(row), place=entry.place) if broken else row

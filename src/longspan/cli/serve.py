@@ -53,7 +53,7 @@ def serve(
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("fastapi", "uvicorn", "prometheus_client", "starlette"):
             raise
-        raise ConfigError(f"serve needs {error.name}; run pip install 'longspan[serve]'") from None
+        raise ConfigError(f"serve needs {error.name}; install it with: pip install 'longspan[serve]'") from None
     from longspan.data.cache import cache_folder
     from longspan.serving.settings import Settings
 

@@ -24,7 +24,7 @@ try:
     from lm_eval.api.model import TemplateLM
     from lm_eval.tasks import TaskManager
 except ImportError:
-    raise ConfigError("lm-eval is not installed; install it with: pip install longspan[lm-eval]") from None
+    raise ConfigError("lm-eval is not installed; install it with: pip install 'longspan[lm-eval]'") from None
 
 TEMPLATES = Path(__file__).parent / "lm_eval_tasks"
 Request = tuple[tuple[str, str], list[int], list[int]]

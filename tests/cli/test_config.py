@@ -28,6 +28,7 @@ def test_every_key_of_a_recipe_is_described_with_its_default() -> None:
     for name, key in found.items():
         assert eval(key.default) == expected[name], name
         assert key.text.endswith("."), name
+        assert (key.default == "None") == ("Default:" in key.text), name  # each key has one default
 
 
 def test_config_lists_keys_within_100_columns(cli: Cli) -> None:
@@ -38,6 +39,9 @@ def test_config_lists_keys_within_100_columns(cli: Cli) -> None:
     one = cli("config", "training.lr").out
     assert one.split() == ["training.lr", "Learning", "rate", "of", "AdamW", "or", "SGD.", "Default:", "0.00025."]
     assert len(cli("config", "data", "--json").json["keys"]) == len(dataclasses.fields(SECTIONS["data"]))
+    assert "One of cosine, inverse-sqrt, linear, constant, slanted-triangular." in " ".join(
+        cli("config", "training.schedule").out.split()
+    )
     cli("config", "training.rl").refused("training.rl", "training.lr")
 
 
@@ -56,6 +60,8 @@ def test_keys_of_a_model_have_the_default_of_each_family(cli: Cli) -> None:
         name: list(value) if isinstance(value, tuple) else value
         for name, value in config.keys(family("qrnn").Config).items()
     }
+    for key in cli("config", "model", "--json").json["keys"]:
+        assert key["default"] or "efault" in key["text"], key["name"]
     cli("config", "--family", "qrn").refused("qrn", "qrnn")
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 
@@ -78,6 +79,13 @@ def test_help_is_grouped(cli: Cli) -> None:
     for group, verbs in GROUPS.items():
         section = out.partition(f"\n{group}:\n")[2].partition("\n\n")[0]
         assert all(f"  {name} " in section for name in verbs), group
+
+
+@pytest.mark.parametrize("verb", [name for verbs in GROUPS.values() for name in verbs])
+def test_usage_lines_have_single_brackets(cli: Cli, verb: str) -> None:
+    usage = cli(verb, "--help").out.partition("\n\n")[0]
+    assert usage.startswith(f"Usage: longspan {verb} ")
+    assert not re.search(r"\[\[|\]\]|\.\.\.[}\]]", usage)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ TOKENS = 16_384
 
 
 def compare(
-    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...", help="Recipes to compare, by name or file.")],
+    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE", help="Recipes to compare, by name or file.")],
     data: Data,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="A folder for the runs and the report.")],
     budget: Annotated[

@@ -10,9 +10,7 @@ from longspan.errors import UnknownNameError
 
 
 def config(
-    key: Annotated[
-        str, typer.Argument(metavar="[KEY]", help="A key or a table, for example training.lr or data.")
-    ] = "",
+    key: Annotated[str, typer.Argument(metavar="KEY", help="A key or a table, for example training.lr or data.")] = "",
     family: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only the keys of this family, with its defaults.")
     ] = None,

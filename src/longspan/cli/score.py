@@ -16,7 +16,7 @@ from longspan.errors import ConfigError
 
 
 def score(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Text files; - is standard input.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Text files; - is standard input.")],
     model: Annotated[
         Path | None, typer.Option("--model", metavar="MODEL", help="A model folder or a run. Default: bundled.")
     ] = None,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def serve(
     models: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[MODEL ...]", help="Model folders or runs. Default: the bundled model."),
+        typer.Argument(metavar="MODEL", help="Model folders or runs. Default: the bundled model."),
     ] = None,
     port: Annotated[int, typer.Option("--port", help="Port; 0 chooses a free one.")] = 8000,
     host: Annotated[

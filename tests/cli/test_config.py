@@ -5,13 +5,17 @@ import os
 import re
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 
 from longspan import config
+from longspan.cli import completion
 from longspan.cli.keys import recipe_keys
 from longspan.cli.main import GROUPS
 from longspan.models.families import family, known_families
+from longspan.scoring.surprisal import Per
+from longspan.scoring.surprisal_files import FORMATS
 from longspan.training.recipe import SECTIONS
 
 from .conftest import Cli
@@ -89,10 +93,23 @@ def test_usage_lines_have_single_brackets(cli: Cli, verb: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "expected"), [("longspan gen", "generate"), ("longspan generate --repet", "--repetition-penalty")]
+    ("line", "expected"),
+    [
+        ("longspan gen", "generate"),
+        ("longspan generate --repet", "--repetition-penalty"),
+        ("longspan config training.muon_m", "training.muon_momentum"),
+    ],
 )
 def test_shell_completion(line: str, expected: str) -> None:
     environment = os.environ | {"_LONGSPAN_COMPLETE": "complete_bash", "COMP_WORDS": line}
     environment["COMP_CWORD"] = str(len(line.split()) - 1)
     done = subprocess.run([sys.executable, "-m", "longspan"], env=environment, capture_output=True, text=True)
     assert done.stdout.split() == [expected], done.stderr
+
+
+def test_values_are_completed() -> None:
+    assert completion.recipe_values("tin") == ["tiny"]
+    assert completion.family_values("awd") == ["awd-lstm"]
+    assert completion.page_values("eco") == ["ecosystem"]
+    assert tuple(completion.unit_values("")) == get_args(Per)
+    assert completion.table_values("") == list(FORMATS)

@@ -12,7 +12,7 @@ try:
     import transformers
 except ImportError:
     raise ConfigError(
-        "longspan.hf needs the package `transformers`; install it with: pip install longspan[hf]"
+        "longspan.hf needs the package `transformers`; install it with: pip install 'longspan[hf]'"
     ) from None
 
 from longspan.interop.hf.cache import StateCache

@@ -27,7 +27,8 @@ def title(text: str) -> str:
 
 
 def page(name: str) -> str:
-    known, name = pages(), name.removeprefix("docs/").removesuffix(".md")
+    """The text of a page by its name or by a link to it, such as `docs/data.md#splits`."""
+    known, name = pages(), name.partition("#")[0].removeprefix("docs/").removesuffix(".md")
     if name.lower() not in {key.lower() for key in known}:
         raise UnknownNameError("page", name, known)
     return next(text for key, text in known.items() if key.lower() == name.lower())

@@ -13,6 +13,7 @@ def test_every_page_is_listed_and_printed(cli: Cli) -> None:
     assert listed == sorted(path.stem for path in (ROOT / "docs").glob("*.md"))
     assert cli("docs", "training").out == (ROOT / "docs/training.md").read_text()
     assert cli("docs", "docs/training.md").out == cli("docs", "training").out
+    assert cli("docs", "docs/training.md#resume").out == cli("docs", "training").out  # as a link names it
     assert cli("docs", "contributing").out == (ROOT / "CONTRIBUTING.md").read_text()
     cli("docs", "trainin").refused("trainin", "training")
 

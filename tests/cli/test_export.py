@@ -7,6 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from longspan.bundled import model_path
+
 from .conftest import Cli
 
 FEW = ["model.layers=1", "model.width=32", "model.heads=2"]
@@ -48,6 +50,11 @@ def test_a_second_export_changes_nothing(cli: Cli, run: Path) -> None:
         assert Path("first", name).read_bytes() == Path("second", name).read_bytes()
     assert cli("export", run, "same").code == 0
     assert Path("same/model.safetensors").read_bytes() == (run / "best" / "model.safetensors").read_bytes()
+
+
+def test_export_of_the_bundled_model(cli: Cli) -> None:
+    assert cli("export", "--out", "x").code == 0
+    assert Path("x/model.safetensors").stat().st_size == (model_path(None) / "model.safetensors").stat().st_size
 
 
 def test_wrong_use_is_one_line_and_creates_nothing(cli: Cli, model: Path) -> None:

@@ -16,5 +16,7 @@ def test_the_scores_are_printed(cli: Cli, model: Path, monkeypatch: pytest.Monke
     Path("pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     flags = ["--tasks", "blimp=pairs.jsonl", "--limit", "2", "--device", "cpu"]
     assert cli("lm-eval", model, *flags, "--json").json["blimp"]["sample_len"] == 2
-    assert "blimp acc" in cli("lm-eval", model, *flags).out
+    found = cli("lm-eval", model, *flags)
+    assert "blimp acc" in found.out
+    assert "fatal" not in found.err  # of git, outside of a repository
     cli("lm-eval", model, "--tasks", "blimp=none.jsonl", "--device", "cpu").refused("none.jsonl")

@@ -30,7 +30,7 @@ def _no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_commands_that_draw_are_refused_at_once(cli: Cli, tmp_path: Path, line: str) -> None:
     """None of these runs, models and texts exist, so nothing was opened before."""
-    cli(*line.split()).refused("matplotlib", '"longspan[plots]"')
+    cli(*line.split()).refused("matplotlib", "'longspan[plots]'")
     assert not list(tmp_path.iterdir())
 
 

@@ -82,7 +82,7 @@ def generate(
 @app.command("families")
 def families(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[FAMILY]...", help="Families to measure. Default: all.")
+        list[str] | None, typer.Argument(metavar="FAMILY", help="Families to measure. Default: all.")
     ] = None,
     preset: PresetName = None,
     lengths: Annotated[

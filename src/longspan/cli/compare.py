@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from longspan.cli.completion import recipe_values
 from longspan.cli.options import DeviceName, DtypeName, Json, Set, Threads, machine, print_json
 from longspan.cli.progress import progress
 from longspan.cli.recl import parse_contexts
@@ -23,7 +24,10 @@ TOKENS = 16_384
 
 
 def compare(
-    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...", help="Recipes to compare, by name or file.")],
+    recipes: Annotated[
+        list[str],
+        typer.Argument(metavar="RECIPE", autocompletion=recipe_values, help="Recipes to compare, by name or file."),
+    ],
     data: Data,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="A folder for the runs and the report.")],
     budget: Annotated[

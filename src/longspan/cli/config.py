@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from longspan.cli.completion import family_values, key_values
 from longspan.cli.keys import all_keys, key_lines
 from longspan.cli.options import Json, print_json
 from longspan.errors import UnknownNameError
@@ -11,10 +12,16 @@ from longspan.errors import UnknownNameError
 
 def config(
     key: Annotated[
-        str, typer.Argument(metavar="[KEY]", help="A key or a table, for example training.lr or data.")
+        str,
+        typer.Argument(
+            metavar="KEY", autocompletion=key_values, help="A key or a table, for example training.lr or data."
+        ),
     ] = "",
     family: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only the keys of this family, with its defaults.")
+        str | None,
+        typer.Option(
+            metavar="NAME", autocompletion=family_values, help="Only the keys of this family, with its defaults."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:

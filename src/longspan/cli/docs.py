@@ -4,10 +4,17 @@ from typing import Annotated
 
 import typer
 
+from longspan.cli.completion import page_values
+
 
 def docs(
     page: Annotated[
-        str | None, typer.Argument(metavar="PAGE", help="For example training, or docs/training.md. Default: a list.")
+        str | None,
+        typer.Argument(
+            metavar="PAGE",
+            autocompletion=page_values,
+            help="For example training, or docs/training.md. Default: a list.",
+        ),
     ] = None,
 ) -> None:
     """Print a page of the manual, or list the pages."""

@@ -14,7 +14,7 @@ FORMATS = ("longspan", "hf", "onnx")
 
 def export(
     model: ModelOrBundled = None,
-    folder: Annotated[Path | None, typer.Argument(metavar="[OUT]", help="The folder to create.")] = None,
+    folder: Annotated[Path | None, typer.Argument(metavar="OUT", help="The folder to create.")] = None,
     to: Annotated[
         str, typer.Option("--to", help="longspan (a model folder), hf (transformers) or onnx (one decoding step).")
     ] = "longspan",
@@ -39,11 +39,11 @@ def export(
 ) -> None:
     """Create a model folder with the best weights of a run, without optimizer state.
 
-    --to hf writes a folder for AutoModelForCausalLM, --to onnx a decoding step for onnxruntime; without MODEL they
-    export the bundled model. --dtype converts the weights. --int8 needs a quarter of the space of float32. --set
-    changes the reading (for example reading.memory), which becomes the default of the exported model. The notes in the
-    card are kept.
+    --to hf writes a folder for AutoModelForCausalLM, --to onnx a decoding step for onnxruntime. --dtype converts the
+    weights. --int8 needs a quarter of the space of float32. --set changes the reading (for example reading.memory),
+    which becomes the default of the exported model. The notes in the card are kept.
     """
+    from longspan.bundled import model_path
     from longspan.checkpoints.model_folder import DTYPES
     from longspan.config import parse_overrides
     from longspan.training.export import export_model
@@ -59,8 +59,6 @@ def export(
     if dtype is not None and dtype not in DTYPES:
         raise UnknownNameError("dtype", dtype, DTYPES)
     target = _target(out, folder)
-    if model is None and to == "longspan":
-        raise ConfigError("no MODEL is given; name a model folder or a run")
     if to != "longspan" and notes is not None:
         raise ConfigError(f"--notes {notes} belongs to a model folder; leave it out with --to {to}")
     values = parse_overrides(set_)
@@ -74,11 +72,11 @@ def export(
     elif to == "onnx":
         _write_onnx(model, target, dtype, overrides)
     else:
-        assert model is not None
-        made = export_model(model, target, dtype=dtype, reading=overrides, opening=_read_notes(notes), int8=int8)
+        source = model_path(model)
+        made = export_model(source, target, dtype=dtype, reading=overrides, opening=_read_notes(notes), int8=int8)
         print(f"{target}: {made.parameters:,} parameters, {made.dtype}, {made.bytes:,} bytes, from {made.source}")
         if int8:
-            _print_cost(model, target, data and data_path(data), split=split, field=field, encoding=encoding)
+            _print_cost(source, target, data and data_path(data), split=split, field=field, encoding=encoding)
 
 
 def _print_cost(model: Path, out: Path, data: str | None, **form: str | None) -> None:

@@ -25,7 +25,7 @@ PROMPT_BYTES = 16 << 20
 
 def generate(
     model: ModelOrBundled = None,
-    source: Annotated[str, typer.Argument(metavar="[-]", help="- reads the prompt from standard input.")] = "",
+    source: Annotated[str, typer.Argument(metavar="-", help="- reads the prompt from standard input.")] = "",
     prompt: Annotated[str | None, typer.Option("-p", "--prompt", help="The prompt.")] = None,
     prompt_file: Annotated[
         Path | None, typer.Option("--prompt-file", help="A file with the prompt, at most 16 MiB.")

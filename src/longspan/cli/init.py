@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from longspan.cli.completion import family_values
 from longspan.cli.keys import keys_help
 from longspan.cli.options import (
     DeviceName,
@@ -24,7 +25,9 @@ from longspan.errors import ConfigError, UnknownNameError
 
 def init(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The model folder to create.")],
-    family: Annotated[str, typer.Option("--family", help="A family from `longspan families`.")] = "transformer-xl",
+    family: Annotated[
+        str, typer.Option("--family", autocompletion=family_values, help="A family from `longspan families`.")
+    ] = "transformer-xl",
     set_: Set = [],  # noqa: B006 (typer copies it)
     tokenizer: Annotated[
         str | None, typer.Option("--tokenizer", help="bytes, characters, or a VOCAB.txt. Default: bytes.")

@@ -71,9 +71,9 @@ MODEL_KEYS = {
     "div_val": "the embedding of each rarer cluster is narrower by this factor",
     "tie_embedding": "one table for embedding and softmax",
     "positions": "positions with a learned vector: the longest segment (gpt, bert)",
-    "mask": "the token that hides a predicted one (bert)",
-    "classify": "the token in front of a text, for next sentence prediction (bert)",
-    "separator": "the token that ends a text of a pair (bert, xlnet)",
+    "mask": "the token that hides a predicted one; default: 0 (bert)",
+    "classify": "the token in front of a text, for next sentence prediction; default: none (bert)",
+    "separator": "the token that ends a text of a pair; default: none (bert, xlnet)",
     "masked": "share of tokens that are predicted (bert)",
     "predict_every": "one token in this many is predicted (xlnet)",
     "characters": "bytes of a token that are read (elmo)",
@@ -123,8 +123,16 @@ def recipe_keys() -> tuple[Key, ...]:
                 if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name) and entry.value is not None:
                     text = after.value.value if _is_text(after) else ""  # type: ignore[union-attr]
                     name = f"{_TABLES[node.name]}.{entry.target.id}"
-                    found.append(Key(name, ast.unparse(entry.value), " ".join(str(text).split())))
+                    words = [*str(text).split(), *_choices(entry.annotation)]
+                    found.append(Key(name, ast.unparse(entry.value), " ".join(words)))
     return tuple(found)
+
+
+def _choices(annotation: ast.expr) -> list[str]:
+    """The values of a Literal, as a sentence."""
+    if not (isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Literal"):
+        return []
+    return [f"One of {', '.join(ast.literal_eval(annotation.slice))}."]
 
 
 def _is_text(node: ast.stmt | None) -> bool:

@@ -22,7 +22,7 @@ def recl(
     models: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="MODEL...", help="The group: model folders or folders of training runs. Default: the bundled model."
+            metavar="MODEL", help="The group: model folders or folders of training runs. Default: the bundled model."
         ),
     ] = None,
     data: OptionalData = None,

@@ -10,7 +10,7 @@ from longspan.cli.progress import progress
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of training runs.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of training runs.")],
     out: Annotated[Path, typer.Option("--out", help="The HTML file to write.")],
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",

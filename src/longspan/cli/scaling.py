@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def scaling(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUNS...", help="Folders of training runs, folders that contain such, or a points.csv."),
+        typer.Argument(metavar="RUN", help="Folders of training runs, folders that contain such, or a points.csv."),
     ],
     by: Annotated[
         str, typer.Option("--by", metavar="KEY", help="Runs with different values of this key are fitted separately.")

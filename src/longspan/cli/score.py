@@ -8,6 +8,7 @@ from typing import IO, Annotated
 
 import typer
 
+from longspan.cli.completion import table_values, unit_values
 from longspan.cli.options import DeviceName, DtypeName, Threads, machine, note_bundled
 from longspan.cli.progress import progress
 from longspan.cli.reading_options import Clamp, Discount, Memory, Pointer, SameLength, Segment, given_settings
@@ -16,13 +17,20 @@ from longspan.errors import ConfigError
 
 
 def score(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Text files; - is standard input.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Text files; - is standard input.")],
     model: Annotated[
         Path | None, typer.Option("--model", metavar="MODEL", help="A model folder or a run. Default: bundled.")
     ] = None,
-    per: Annotated[str, typer.Option("--per", help="One row per token, word, line or document.")] = "token",
+    per: Annotated[
+        str, typer.Option("--per", autocompletion=unit_values, help="One row per token, word, line or document.")
+    ] = "token",
     format: Annotated[
-        str | None, typer.Option("--format", help="csv, jsonl or parquet. Default: the suffix of --out, else csv.")
+        str | None,
+        typer.Option(
+            "--format",
+            autocompletion=table_values,
+            help="csv, jsonl or parquet. Default: the suffix of --out, else csv.",
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Default: standard output.")] = None,
     batch: Annotated[int, typer.Option("--batch", help="Files that are read in parallel.")] = 8,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def serve(
     models: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[MODEL ...]", help="Model folders or runs. Default: the bundled model."),
+        typer.Argument(metavar="MODEL", help="Model folders or runs. Default: the bundled model."),
     ] = None,
     port: Annotated[int, typer.Option("--port", help="Port; 0 chooses a free one.")] = 8000,
     host: Annotated[
@@ -53,7 +53,7 @@ def serve(
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("fastapi", "uvicorn", "prometheus_client", "starlette"):
             raise
-        raise ConfigError(f"serve needs {error.name}; run pip install 'longspan[serve]'") from None
+        raise ConfigError(f"serve needs {error.name}; install it with: pip install 'longspan[serve]'") from None
     from longspan.data.cache import cache_folder
     from longspan.serving.settings import Settings
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from longspan.cli.completion import recipe_values
 from longspan.cli.keys import training_help
 from longspan.cli.options import DeviceName, Set, Threads, machine, note, print_rows
 from longspan.cli.parsing import parse_numbers
@@ -23,7 +24,13 @@ if TYPE_CHECKING:
 
 def train(
     recipe: Annotated[
-        str | None, typer.Option("--recipe", metavar="NAME|FILE", help="A recipe file or name, for example tiny.")
+        str | None,
+        typer.Option(
+            "--recipe",
+            metavar="NAME|FILE",
+            autocompletion=recipe_values,
+            help="A recipe file or name, for example tiny.",
+        ),
     ] = None,
     data: OptionalData = None,
     field: Field = None,

@@ -27,7 +27,7 @@ text            add it, then continue
 /show           show the whole text
 /save FILE      this branch as text, or all branches and settings if FILE ends in .json
 /load FILE      the same back
-/quit           or Ctrl-D. Ctrl-C stops a continuation."""
+/quit           or Ctrl-D. Ctrl-C stops a continuation. Alt-Enter starts a new line of the text."""
 
 
 def write(
@@ -54,20 +54,44 @@ def write(
     note_bundled(model)
     if load is not None:
         draft.load(load)
-    print("Write something and press Enter; /help lists the commands.")
+    if _on_terminal():
+        print("Write something and press Enter; /help lists the commands.")
     Dialogue(draft).run(read_line)
 
 
 def _line_reader() -> Callable[[str], str]:
-    """Asks for a line, with history and completion of commands."""
+    """Asks for a line, with history and completion of commands. Lines of a pipe or a file are read as they are."""
+    if not _on_terminal():
+        return _piped_line
     try:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.completion import WordCompleter
+        from prompt_toolkit.key_binding import KeyBindings
     except ImportError:
         raise ConfigError("write needs prompt_toolkit; install it with: pip install 'longspan[write]'") from None
     commands = [line.split()[0] for line in HELP.splitlines() if line.startswith("/")]
-    session: Any = PromptSession(completer=WordCompleter(commands, sentence=True), complete_while_typing=False)
+    keys = KeyBindings()
+    keys.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
+    session: Any = PromptSession(
+        completer=WordCompleter(commands, sentence=True), complete_while_typing=False, key_bindings=keys
+    )
     return session.prompt  # type: ignore[no-any-return]
+
+
+def _on_terminal() -> bool:
+    return sys.stdin.isatty()
+
+
+def _piped_line(prompt: str) -> str:  # noqa: ARG001 (nobody sees a prompt)
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.removesuffix("\n")
+
+
+def _end(text: str, length: int = 60) -> str:
+    """The end of a text, with dots if there is more before it."""
+    return f"...{text[-length:]}" if len(text) > length else text
 
 
 class Dialogue:
@@ -135,7 +159,7 @@ class Dialogue:
 
     def undo(self) -> None:
         done = self.draft.undo()
-        print(f"...{self.draft.text[-60:]}" if done else "there is nothing to undo")
+        print(_end(self.draft.text) if done else "there is nothing to undo")
 
     def fork(self, name: str = "") -> None:
         print(f"now on branch {self.draft.fork(name or None)}")
@@ -143,11 +167,11 @@ class Dialogue:
     def branches(self) -> None:
         for name, steps in self.draft.branches.items():
             mark = "*" if name == self.draft.branch else " "
-            print(f"{mark} {name}: {len(steps[-1].text):,} characters, ...{steps[-1].text[-40:]!r}")
+            print(f"{mark} {name}: {len(steps[-1].text):,} characters, {_end(steps[-1].text, 40)!r}")
 
     def switch(self, name: str) -> None:
         self.draft.switch(name)
-        print(f"...{self.draft.text[-60:]}")
+        print(_end(self.draft.text))
 
     def set(self, key: str, value: str) -> None:
         from longspan.config import parse_overrides
@@ -168,4 +192,4 @@ class Dialogue:
 
     def load(self, path: str) -> None:
         self.draft.load(Path(path))
-        print(f"...{self.draft.text[-60:]}")
+        print(_end(self.draft.text))

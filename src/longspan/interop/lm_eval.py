@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -20,11 +21,12 @@ from longspan.text_model import TextModel
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 try:
     import lm_eval
+    import lm_eval.evaluator
     import yaml
     from lm_eval.api.model import TemplateLM
     from lm_eval.tasks import TaskManager
 except ImportError:
-    raise ConfigError("lm-eval is not installed; install it with: pip install longspan[lm-eval]") from None
+    raise ConfigError("lm-eval is not installed; install it with: pip install 'longspan[lm-eval]'") from None
 
 TEMPLATES = Path(__file__).parent / "lm_eval_tasks"
 Request = tuple[tuple[str, str], list[int], list[int]]
@@ -161,12 +163,14 @@ def evaluate(
     for task in chosen:
         if isinstance(task, str) and not manager.match_tasks([task]):
             raise ConfigError(f"lm-eval has no task called {task!r}; for a local file write {task}=FILE.jsonl")
-    results: dict[str, Any] | None = lm_eval.simple_evaluate(
-        LongspanLM(model, batch_size=batch_size),
-        tasks=chosen,
-        limit=limit,
-        task_manager=manager,
-        bootstrap_iters=0,
-        log_samples=False,
-    )
+    # The commit of the current folder is of no use, and outside of a repository git prints `fatal: ...`.
+    with mock.patch.object(lm_eval.evaluator, "get_git_commit_hash", create=True, return_value=None):
+        results: dict[str, Any] | None = lm_eval.simple_evaluate(
+            LongspanLM(model, batch_size=batch_size),
+            tasks=chosen,
+            limit=limit,
+            task_manager=manager,
+            bootstrap_iters=0,
+            log_samples=False,
+        )
     return results or {}

@@ -204,5 +204,7 @@ def require(*names: str) -> Any:
     try:
         first, *_ = [importlib.import_module(name) for name in names]
     except ImportError as error:
-        raise ConfigError(f"ONNX needs the package {error.name}; install it with: pip install longspan[onnx]") from None
+        raise ConfigError(
+            f"ONNX needs the package {error.name}; install it with: pip install 'longspan[onnx]'"
+        ) from None
     return first

@@ -22,9 +22,9 @@ class Surprisal:
     """The units of one text in order. Unit k is the bytes `data[slice(*byte_spans[k])]`.
 
     Every token belongs to exactly one unit, so the bits add up to those of the text. The first token of a text has no
-    context and therefore no surprisal. Whitespace before a word counts towards the bits of the word, and a newline
-    towards those of its line, but offsets are those of the word or line itself. A token that crosses the end of a unit
-    counts towards the unit in which it ends.
+    context and therefore no surprisal. Whitespace before a word counts towards the bits of the word, and a newline (LF
+    or CRLF) towards those of its line, but offsets are those of the word or line itself. A token that crosses the end
+    of a unit counts towards the unit in which it ends.
 
     Characters are code points. A byte that is not valid UTF-8 counts as one character. If a token is a part of a
     character, its characters are those that it touches.
@@ -87,7 +87,9 @@ def _units(data: bytes, per: Per) -> tuple[Offsets, NDArray[np.int64]]:
     elif per == "line":
         found = [m.span() for m in _LINE.finditer(data)]
         ends = [end for _, end in found]
-        spans = [(begin, end - (data[end - 1 : end] == b"\n")) for begin, end in found]
+        spans = [
+            (begin, begin + len(data[begin:end].removesuffix(b"\r\n").removesuffix(b"\n"))) for begin, end in found
+        ]
     if not spans:  # a document, or a text without words or lines
         spans, ends = [(0, len(data))], [len(data)]
     return np.array(spans, np.int64), np.array(ends, np.int64)

@@ -35,24 +35,25 @@ class DataConfig:
     corpus: str = "stdlib"
     """A file, a folder or a known corpus."""
     valid: str | None = None
-    """A file or folder to validate on. It is never trained on, even if it is inside the corpus."""
+    """A file or folder to validate on. It is never trained on, even if it is inside the corpus. Default: the
+    split of the corpus."""
     test: str | None = None
-    """A file or folder to test on. It is never trained on."""
+    """A file or folder to test on. It is never trained on. Default: the split of the corpus."""
     field: str | None = None
     """The key of the text in JSON lines, and its column in tables. Default: text."""
     encoding: str | None = None
-    """Default: UTF-8."""
+    """Encoding of the files. Default: UTF-8."""
     tokenizer: str | None = None
     """A name, or the path of a tokenizer.json, its folder or a file with one word per line. Default: that of the
     corpus."""
     minimum: int | None = None
-    """Words that occur less often in the training text become <unk>."""
+    """Words that occur less often in the training text become <unk>. Default: that of the corpus, else 1."""
     documents: bool = True
     """Memory is reset where a document starts."""
     reverse: bool = False
     """Read every document from its last token to its first: a backward language model."""
     sentences: bool = False
-    """Every sentence of a corpus such as lm1b is a document. Default: they are read as one stream."""
+    """Every sentence of a corpus such as lm1b is a document; else they are read as one stream."""
 
     def __post_init__(self) -> None:
         config.require_bounds(self, "data", LARGEST)
@@ -80,11 +81,11 @@ class TrainingConfig:
     """How a model is trained. The first limit in steps, tokens or seconds that is reached ends the run."""
 
     steps: int | None = None
-    """Updates of the weights. The run ends at the first limit it reaches."""
+    """Updates of the weights. Default: no limit; a run needs one in steps, tokens or seconds, and ends at the first."""
     tokens: int | None = None
-    """Tokens of training text, as a limit."""
+    """Tokens of training text. Default: no limit."""
     seconds: float | None = None
-    """Seconds, as a limit; validation and saving included."""
+    """Seconds, validation and saving included. Default: no limit."""
     batch: int | Steps = 16
     """Rows of a step: texts that are read in parallel. [[0, 64], [1000, 128]] changes it at step 1000."""
     segment: int | Steps | None = None
@@ -92,13 +93,13 @@ class TrainingConfig:
     segment_jitter: float = 0.0
     """Standard deviation of a random segment length; 0 is off."""
     memory: int | Steps | None = None
-    """Earlier positions a layer may attend to in training, or pairs as for batch."""
+    """Earlier positions a layer may attend to in training, or pairs as for batch. Default: that of the family."""
     clamp: int | None = None
-    """Distances beyond this share its position key; 0 is off."""
+    """Distances beyond this share its position key; 0 is off. Default: that of the family."""
     same_length: bool | None = None
-    """Every query attends to exactly `memory` keys."""
+    """Every query attends to exactly `memory` keys. Default: that of the family."""
     pointer: int | None = None
-    """Earlier positions the pointer may copy from; 0 is off."""
+    """Earlier positions the pointer may copy from; 0 is off. Default: that of the family."""
     accumulate: int = 1
     """Parts that a batch is computed in, to save memory."""
     optimizer: Literal["adamw", "muon", "sgd"] = "adamw"
@@ -168,7 +169,8 @@ class TrainingConfig:
     seed: int = 1111
     """Of weights and dropout."""
     init_from: str | None = None
-    """A model whose weights the run starts with. Its config and tokenizer are used too."""
+    """A model whose weights the run starts with. Its config and tokenizer are used too. Default: new
+    weights."""
 
     def __post_init__(self) -> None:
         config.require_bounds(self, "training", LARGEST)
@@ -247,19 +249,19 @@ class EvaluationConfig:
     """How the trained model is read. Default of every key: its value at the end of training."""
 
     segment: int | None = None
-    """Tokens per segment."""
+    """Tokens per segment. Default: that of training."""
     memory: int | None = None
-    """Earlier positions a layer may attend to."""
+    """Earlier positions a layer may attend to. Default: that of training."""
     clamp: int | None = None
-    """Distances beyond this share its position key."""
+    """Distances beyond this share its position key. Default: that of training."""
     same_length: bool | None = None
-    """Every query attends to exactly `memory` keys."""
+    """Every query attends to exactly `memory` keys. Default: that of training."""
     pointer: int | None = None
-    """Earlier positions the pointer may copy from."""
+    """Earlier positions the pointer may copy from. Default: that of training."""
     discount: float | None = None
-    """Lowers scores of distances beyond the clamp by this times log(distance / clamp)."""
+    """Lowers scores of distances beyond the clamp by this times log(distance / clamp). Default: 0."""
     temperature: float | None = None
-    """Logits are divided by this before the softmax."""
+    """Logits are divided by this before the softmax. Default: 1."""
     streams: int = 1
     """Parts of the text that are read in parallel."""
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MODULE = "longspan_model"
 _CODE = '''\
-"""Lets `trust_remote_code=True` find the classes of longspan. It must be installed: pip install longspan[hf]"""
+"""Lets `trust_remote_code=True` find the classes of longspan. It must be installed: pip install 'longspan[hf]'"""
 
 from longspan.hf import LongspanConfig, LongspanForCausalLM, LongspanTokenizer
 
@@ -32,7 +32,7 @@ pipeline_tag: text-generation
 # A {family} model of longspan
 
 ```python
-import longspan.hf  # pip install longspan[hf]; or trust_remote_code=True below
+import longspan.hf  # pip install 'longspan[hf]'; or trust_remote_code=True below
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("{name}")

@@ -29,7 +29,7 @@ class MLflow(Observer):
             import mlflow
         except ImportError:
             raise ConfigError(
-                "--track mlflow needs the package mlflow-skinny; install it with: pip install longspan[mlflow]"
+                "--track mlflow needs the package mlflow-skinny; install it with: pip install 'longspan[mlflow]'"
             ) from None
         self.mlflow: Any = mlflow
 

@@ -29,7 +29,7 @@ class WandB(Observer):
             import wandb
         except ImportError:
             raise ConfigError(
-                "--track wandb needs the package wandb; install it with: pip install longspan[wandb]"
+                "--track wandb needs the package wandb; install it with: pip install 'longspan[wandb]'"
             ) from None
         self.wandb: Any = wandb
 

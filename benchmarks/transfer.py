@@ -109,13 +109,14 @@ def run(row: Row, given: argparse.Namespace) -> dict[str, Any]:
     out = given.out / row.task / row.name
     stored = out / "summary.json"
     if not stored.exists():
-        out.mkdir(parents=True, exist_ok=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        errors = out.parent / f"{row.name}.log"  # `finetune` wants a folder of its own
         begin = time.perf_counter()
         command = [sys.executable, "-m", "longspan", *row.command(given), "--resume", "auto", "--json"]
-        with (out / "log.txt").open("wb") as log:
+        with errors.open("wb") as log:
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, check=False)
         if done.returncode:
-            last = (out / "log.txt").read_text(errors="replace").strip().splitlines()[-1:]
+            last = errors.read_text(errors="replace").strip().splitlines()[-1:]
             return {"row": row.name, "task": row.task, "failed": " ".join(last)[:300]}
         found = json.loads(done.stdout.splitlines()[-1])
         seconds = round(time.perf_counter() - begin, 1)

@@ -9,6 +9,7 @@ import torch
 
 from longspan.checkpoints.model_folder import load_model
 from longspan.errors import ConfigError
+from longspan.training import utilisation
 from longspan.training.depth import depths, rate_factors, unfreeze
 from longspan.training.observer import Observer
 from longspan.training.processes import ALONE
@@ -28,7 +29,9 @@ FAST += ["training.validate_every=21", "training.segment=64"]
 @pytest.fixture(scope="module")
 def finished(base: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("run") / "moods"
-    result = finetune(base, folder, out, overrides=FAST, epochs=7, device="cpu")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(utilisation, "peak_flops", lambda device: 1e9)  # metrics as on a GPU
+        result = finetune(base, folder, out, overrides=FAST, epochs=7, device="cpu")
     return out, result.summary()
 
 
@@ -41,6 +44,17 @@ def test_it_learns(finished: tuple[Path, dict[str, Any]]) -> None:
     assert labels == ["good", "bad"]
     scores = [json.loads(line)["metrics"]["accuracy"] for line in (out / "validation.jsonl").read_text().splitlines()]
     assert summary["dev"] == max(scores)
+
+
+def test_utilisation_is_that_of_the_wrapped_model(finished: tuple[Path, dict[str, Any]]) -> None:
+    row = json.loads((finished[0] / "metrics.jsonl").read_text().splitlines()[-1])
+    # q, k, v, r and o; up and down with biases; two norms. u and w are shared. The table and the head's biases are not
+    # multiplied.
+    layer = 5 * 32 * 32 + (2 * 32 * 48 + 48 + 32) + 4 * 32
+    classifier = 3 * 32 * 2 + 2
+    flops = 6 * (2 * layer + 2 * 32 + classifier) + 12 * 2 * 32 * (64 + 65 / 2)
+    assert row["mfu"] == pytest.approx(row["tokens_per_second"] * flops / 1e9, abs=1e-4)
+    assert row["mfu"] > 0
 
 
 def best_examples(out: Path) -> list[Any]:

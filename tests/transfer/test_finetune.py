@@ -4,23 +4,28 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from longspan.checkpoints.model_folder import load_model
 from longspan.errors import ConfigError
+from longspan.models.families import create
 from longspan.training import utilisation
 from longspan.training.depth import depths, rate_factors, unfreeze
+from longspan.training.loop import Trainer
 from longspan.training.observer import Observer
 from longspan.training.processes import ALONE
 from longspan.training.recipe import TrainingConfig
 from longspan.training.schedules import lr_factor
 from longspan.transfer import finetune as module
-from longspan.transfer.batches import ExampleBatches
+from longspan.transfer.batches import ExampleBatches, rounded
 from longspan.transfer.finetune import finetune, finetune_once, resolve, watchers
 from longspan.transfer.formats import Sequences
-from longspan.transfer.predict import Ensemble, load_predictor
+from longspan.transfer.model import TaskModel
+from longspan.transfer.predict import Ensemble, load_predictor, make_format
 from longspan.transfer.tasks import TaskData, open_task
+from tests.training.conftest import Losses
 
 FAST = ["model.pooling=concat", "training.batch=6", "training.lr=8e-3"]
 FAST += ["training.validate_every=21", "training.segment=64"]
@@ -55,6 +60,33 @@ def test_utilisation_is_that_of_the_wrapped_model(finished: tuple[Path, dict[str
     flops = 6 * (2 * layer + 2 * 32 + classifier) + 12 * 2 * 32 * (64 + 65 / 2)
     assert row["mfu"] == pytest.approx(row["tokens_per_second"] * flops / 1e9, abs=1e-4)
     assert row["mfu"] > 0
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_steps_of_every_length_are_captured(device: str, base: Path, folder: Path) -> None:
+    """With dropout. Losses do not depend on whether a step is captured."""
+    data, curves = open_task(folder), list[list[float]]()
+    for graph in (False, True):
+        losses = Losses()
+        made = resolve(load_model(base), data, overrides=[*FAST, f"training.cuda_graph={str(graph).lower()}"], epochs=2)
+        torch.manual_seed(1)
+        model = create(made.family, made.model, made.evaluation_reading())
+        assert isinstance(model, TaskModel)
+        tokenizer = load_model(base).tokenizer
+        streams = ExampleBatches(make_format(tokenizer, model).encode(data.train), 6, 1, "", "moods")
+        trainer = Trainer(made, model, tokenizer, streams, torch.device(device), [losses])
+        trainer.run()
+        curves.append(losses.curve)
+        assert {key[0][1] for key in trainer.captured} == ({16, 32} if graph else set())
+    np.testing.assert_allclose(curves[1], curves[0], rtol=1e-5 if device == "cpu" else 2e-3)
+
+
+def test_few_lengths() -> None:
+    lengths = np.arange(1, 4097)
+    found = np.array([rounded(int(length)) for length in lengths])
+    assert ((found >= lengths) & (found - lengths < np.maximum(16, lengths / 4))).all()
+    assert len(set(found.tolist())) == 28  # 8 up to 128, then four per power of 2
+    assert all(rounded(int(length)) == length for length in set(found.tolist()))
 
 
 def best_examples(out: Path) -> list[Any]:

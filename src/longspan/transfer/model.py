@@ -129,7 +129,8 @@ class TaskModel(LanguageModel):
 
     @property
     def hints(self) -> Hints:  # type: ignore[override]
-        return Hints(compile=False)
+        # Every length would be compiled. The CRF loops over the words of a batch.
+        return Hints(compile=False, graph_safe=self.base.hints.graph_safe and not self.config.crf)
 
     @property
     def causal(self) -> bool:  # type: ignore[override]

@@ -2,7 +2,7 @@
 
     python benchmarks/transfer.py --models runs --source DATA --tasks imdb,sst2,conll2003 --seeds 3 --jobs 8 --out DIR
     python benchmarks/transfer.py --models runs --tasks imdb --list          # print the commands and stop
-    python benchmarks/transfer.py --lengths DIR/imdb/gpt DIR/imdb/longspan-xl    # accuracy by review length, on test
+    python benchmarks/transfer.py --lengths DIR/imdb/gpt/seed-1 DIR/imdb/xlnet/seed-1   # accuracy by review length
 
 `--models` is a folder with one run per system. `--scratch` adds a control of every row with new weights. A seed that
 has a result is not run again, so a stopped command continues, and `--minutes` stops it. `--group ablations` are those
@@ -188,7 +188,8 @@ def lengths(folders: list[Path], source: Path | None) -> list[dict[str, Any]]:
         for low, high in pairwise(BUCKETS):
             here = (sizes >= low) & (sizes < high)
             accuracy = float(right[here].mean()) if here.any() else None
-            found.append({"run": folder.name, "from": low, "to": high, "texts": int(here.sum()), "accuracy": accuracy})
+            name = f"{folder.parent.name}/{folder.name}"
+            found.append({"run": name, "from": low, "to": high, "texts": int(here.sum()), "accuracy": accuracy})
     return found
 
 

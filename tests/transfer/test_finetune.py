@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import longspan
 from longspan.checkpoints.model_folder import load_model
 from longspan.errors import ConfigError
 from longspan.models.families import create
@@ -62,23 +63,34 @@ def test_utilisation_is_that_of_the_wrapped_model(finished: tuple[Path, dict[str
     assert row["mfu"] > 0
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_steps_of_every_length_are_captured(device: str, base: Path, folder: Path) -> None:
+SHAPES: dict[str, dict[str, Any]] = {
+    "transformer-xl": {"heads": 2},
+    "longspan-xl": {"heads": 2},
+    "gpt": {"heads": 2, "positions": 64},
+    "bert": {"heads": 2, "positions": 64, "separator": 1},
+    "xlnet": {"heads": 2, "separator": 1},
+}
+ON_GPU = [pytest.param("cuda", name, marks=pytest.mark.gpu) for name in SHAPES]
+
+
+@pytest.mark.parametrize(("device", "family"), [("cpu", "transformer-xl"), *ON_GPU])
+def test_steps_of_every_length_are_captured(device: str, family: str, folder: Path, tmp_path: Path) -> None:
     """With dropout. Losses do not depend on whether a step is captured."""
-    data, curves = open_task(folder), list[list[float]]()
+    reading = {"segment": 64} if family in ("gpt", "bert") else {"segment": 16, "memory": 64}
+    longspan.init(family, reading=reading, device="cpu", layers=2, width=32, **SHAPES[family]).save(tmp_path / "base")
+    base, data, curves = load_model(tmp_path / "base"), open_task(folder), list[list[float]]()
     for graph in (False, True):
         losses = Losses()
-        made = resolve(load_model(base), data, overrides=[*FAST, f"training.cuda_graph={str(graph).lower()}"], epochs=2)
+        made = resolve(base, data, overrides=[*FAST, f"training.cuda_graph={str(graph).lower()}"], epochs=2)
         torch.manual_seed(1)
         model = create(made.family, made.model, made.evaluation_reading())
         assert isinstance(model, TaskModel)
-        tokenizer = load_model(base).tokenizer
-        streams = ExampleBatches(make_format(tokenizer, model).encode(data.train), 6, 1, "", "moods")
-        trainer = Trainer(made, model, tokenizer, streams, torch.device(device), [losses])
+        streams = ExampleBatches(make_format(base.tokenizer, model).encode(data.train), 6, 1, "", "moods")
+        trainer = Trainer(made, model, base.tokenizer, streams, torch.device(device), [losses])
         trainer.run()
         curves.append(losses.curve)
-        assert {key[0][1] for key in trainer.captured} == ({16, 32} if graph else set())
-    np.testing.assert_allclose(curves[1], curves[0], rtol=1e-5 if device == "cpu" else 2e-3)
+        assert ({key[0][1] for key in trainer.captured} >= {16, 32}) == graph
+    np.testing.assert_allclose(curves[1], curves[0], rtol=1e-5 if device == "cpu" else 1e-2)
 
 
 def test_few_lengths() -> None:

@@ -155,7 +155,7 @@ def collect(row: Row, given: argparse.Namespace) -> dict[str, Any] | None:
 def run_all(given: argparse.Namespace) -> tuple[list[dict[str, Any]], list[str]]:
     """The rows of the table that have results, and errors. Seeds of a row are independent jobs."""
     until = time.monotonic() + 60 * given.minutes if given.minutes else math.inf
-    jobs = [(row, seed) for seed in range(1, given.seeds + 1) for row in rows(given)]
+    jobs = [] if given.report else [(row, seed) for seed in range(1, given.seeds + 1) for row in rows(given)]
     with ThreadPoolExecutor(given.jobs) as pool:
         errors = list(pool.map(lambda job: run(*job, given, until), jobs))
     failed = [f"{row.task} {row.name} seed {seed}: {e}" for (row, seed), e in zip(jobs, errors, strict=True) if e]
@@ -203,6 +203,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=0.0, help="stop after this time; the next call continues")
+    parser.add_argument("--report", action="store_true", help="run nothing; print the results that are there")
     parser.add_argument("--scratch", action="store_true")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--list", action="store_true")
@@ -217,7 +218,7 @@ def main() -> None:
         for row in rows(given):
             print(shlex.join(["longspan", *row.command(given)]))
         return
-    for task in given.tasks.split(","):
+    for task in [] if given.report else given.tasks.split(","):
         open_task(task, given.source)  # installed once, before the processes start
     found, failed = run_all(given)
     given.out.mkdir(parents=True, exist_ok=True)

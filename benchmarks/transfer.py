@@ -2,17 +2,19 @@
 
     python benchmarks/transfer.py --models runs --source DATA --tasks imdb,sst2,conll2003 --seeds 3 --jobs 8 --out DIR
     python benchmarks/transfer.py --models runs --tasks imdb --list          # print the commands and stop
-    python benchmarks/transfer.py --lengths DIR/imdb/gpt DIR/imdb/longspan-xl    # accuracy by review length, on test
+    python benchmarks/transfer.py --lengths DIR/imdb/gpt/seed-1 DIR/imdb/xlnet/seed-1   # accuracy by review length
 
-`--models` is a folder with one run per system. `--scratch` adds a control of every row with new weights. A row that has
-a result is not run again, so a stopped command continues. `--group ablations` are those of ULMFiT, `--group features`
-BERT's layers as features. Every row is one `longspan finetune` command, and the results
+`--models` is a folder with one run per system. `--scratch` adds a control of every row with new weights. A seed that
+has a result is not run again, so a stopped command continues, and `--minutes` stops it. `--group ablations` are those
+of ULMFiT, `--group features` BERT's layers as features. Every row is one `longspan finetune` command, and the results
 are in DIR/results.json.
 """
 
 import argparse
 import json
+import math
 import shlex
+import statistics
 import subprocess
 import sys
 import time
@@ -25,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from longspan.transfer.finetune import RESULT
 from longspan.transfer.predict import load_predictor
 from longspan.transfer.tasks import open_task
 
@@ -79,12 +82,22 @@ class Row:
     def name(self) -> str:
         return self.system + ("-scratch" if self.scratch else "")
 
-    def command(self, given: argparse.Namespace) -> list[str]:
+    def folder(self, given: argparse.Namespace, seed: int) -> Path:
+        return Path(given.out / self.task / self.name / f"seed-{seed}")
+
+    def results(self, given: argparse.Namespace) -> list[Path]:
+        return sorted((given.out / self.task / self.name).glob(f"seed-*/{RESULT}"))
+
+    def command(self, given: argparse.Namespace, seed: int | None = None) -> list[str]:
+        """The command of all seeds, or of one."""
         system = GROUPS[given.group][self.system]
         if self.task == "conll2003":
             system = TAGGERS.get(self.system, system)
         words = [str(given.models / system.model), "--task", self.task, "--recipe", system.recipe]
-        words += ["--out", str(given.out / self.task / self.name), "--seeds", str(given.seeds)]
+        if seed is None:
+            words += ["--out", str(given.out / self.task / self.name), "--seeds", str(given.seeds)]
+        else:
+            words += ["--out", str(self.folder(given, seed)), "--set", f"training.seed={seed}"]
         words += ["--epochs", str(EPOCHS.get(self.task, 3))]
         words += ["--from", str(given.source)] if given.source else []
         settings = list(system.settings)
@@ -104,34 +117,56 @@ def rows(given: argparse.Namespace) -> Iterator[Row]:
                     yield Row(name, task, True)
 
 
-def run(row: Row, given: argparse.Namespace) -> dict[str, Any]:
-    """The result of a row, computed now or before."""
-    out = given.out / row.task / row.name
-    stored = out / "summary.json"
-    if not stored.exists():
-        out.mkdir(parents=True, exist_ok=True)
-        begin = time.perf_counter()
-        command = [sys.executable, "-m", "longspan", *row.command(given), "--resume", "auto", "--json"]
-        with (out / "log.txt").open("wb") as log:
-            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, check=False)
-        if done.returncode:
-            last = (out / "log.txt").read_text(errors="replace").strip().splitlines()[-1:]
-            return {"row": row.name, "task": row.task, "failed": " ".join(last)[:300]}
-        found = json.loads(done.stdout.splitlines()[-1])
-        seconds = round(time.perf_counter() - begin, 1)
-        stored.write_text(json.dumps({"row": row.name, **found, "seconds": seconds}, indent=1) + "\n")
-    found = json.loads(stored.read_text())
-    return {**found, "command": shlex.join(["longspan", *row.command(given)])}
+def run(row: Row, seed: int, given: argparse.Namespace, until: float) -> str:
+    """Fine-tune one seed of a row, if it has no result; `until` is when to stop. Returns an error or nothing."""
+    out = row.folder(given, seed)
+    if (out / RESULT).exists() or time.monotonic() > until:
+        return ""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    errors = out.parent / f"{out.name}.log"  # `finetune` wants a folder of its own
+    command = [sys.executable, "-m", "longspan", *row.command(given, seed), "--resume", "auto"]
+    with errors.open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            process.wait(max(0.0, until - time.monotonic()) if until < math.inf else None)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # it saves a checkpoint
+            process.wait(30)
+            return ""
+    lines = errors.read_text(errors="replace").strip().splitlines()
+    return lines[-1][:300] if process.returncode and lines else ""
+
+
+def collect(row: Row, given: argparse.Namespace) -> dict[str, Any] | None:
+    """Mean and standard deviation over the seeds that are finished; None if there are none."""
+    every = [json.loads(path.read_text()) for path in row.results(given)]
+    if not every:
+        return None
+    metric = every[0]["metric"]
+    found: dict[str, Any] = {"row": row.name, "task": row.task, "metric": metric, "seeds": len(every)}
+    for split in ("dev", "test"):
+        values = [one[split][metric] for one in every if one.get(split)]
+        found[split] = statistics.mean(values) if values else None
+        found[f"{split}_std"] = statistics.stdev(values) if len(values) > 1 else None
+        found[f"{split}_per_seed"] = values
+    return found | {"command": shlex.join(["longspan", *row.command(given)])}
+
+
+def run_all(given: argparse.Namespace) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows of the table that have results, and errors. Seeds of a row are independent jobs."""
+    until = time.monotonic() + 60 * given.minutes if given.minutes else math.inf
+    jobs = [] if given.report else [(row, seed) for seed in range(1, given.seeds + 1) for row in rows(given)]
+    with ThreadPoolExecutor(given.jobs) as pool:
+        errors = list(pool.map(lambda job: run(*job, given, until), jobs))
+    failed = [f"{row.task} {row.name} seed {seed}: {e}" for (row, seed), e in zip(jobs, errors, strict=True) if e]
+    return [found for row in rows(given) if (found := collect(row, given))], failed
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    lines = ["| system | task | metric | dev | test | seeds | seconds |", "|---|---|---|---|---|---|---|"]
+    lines = ["| system | task | metric | dev | test | seeds |", "|---|---|---|---|---|---|"]
     for row in found:
-        if "failed" in row:
-            lines.append(f"| {row['row']} | {row['task']} | failed: {row['failed']} | | | | |")
-            continue
-        cells = [row["row"], row["task"], row["metric"], shown(row, "dev"), shown(row, "test")]
-        lines.append("| " + " | ".join([*cells, str(len(row["seeds"])), f"{row['seconds']:.0f}"]) + " |")
+        cells = [row["row"], row["task"], row["metric"], shown(row, "dev"), shown(row, "test"), str(row["seeds"])]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -153,7 +188,8 @@ def lengths(folders: list[Path], source: Path | None) -> list[dict[str, Any]]:
         for low, high in pairwise(BUCKETS):
             here = (sizes >= low) & (sizes < high)
             accuracy = float(right[here].mean()) if here.any() else None
-            found.append({"run": folder.name, "from": low, "to": high, "texts": int(here.sum()), "accuracy": accuracy})
+            name = f"{folder.parent.name}/{folder.name}"
+            found.append({"run": name, "from": low, "to": high, "texts": int(here.sum()), "accuracy": accuracy})
     return found
 
 
@@ -166,6 +202,8 @@ def main() -> None:
     parser.add_argument("--systems", default="", help="only these, by name")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=8)
+    parser.add_argument("--minutes", type=float, default=0.0, help="stop after this time; the next call continues")
+    parser.add_argument("--report", action="store_true", help="run nothing; print the results that are there")
     parser.add_argument("--scratch", action="store_true")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--list", action="store_true")
@@ -180,12 +218,12 @@ def main() -> None:
         for row in rows(given):
             print(shlex.join(["longspan", *row.command(given)]))
         return
-    for task in given.tasks.split(","):
+    for task in [] if given.report else given.tasks.split(","):
         open_task(task, given.source)  # installed once, before the processes start
-    with ThreadPoolExecutor(given.jobs) as pool:
-        found = list(pool.map(lambda row: run(row, given), rows(given)))
+    found, failed = run_all(given)
+    given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "results.json").write_text(json.dumps(found, indent=1) + "\n")
-    print(table(found))
+    print("\n".join([table(found), *failed]))
 
 
 if __name__ == "__main__":

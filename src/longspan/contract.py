@@ -182,6 +182,17 @@ class LanguageModel(nn.Module, ABC):
             parts[part] = parts.get(part, 0) + parameter.numel()
         return parts
 
+    @property
+    def multiplied_parameters(self) -> int:
+        """Parameters in the matrix products of a training step: all but the lookup table of an untied embedding."""
+        lookups = 0 if self.config.tie_embedding else self.parameters_by_part().get("embedding", 0)
+        return self.parameter_count - lookups
+
+    @property
+    def inner_config(self) -> Any:
+        """The config with the layers of the model: its own, or that of a model that it wraps."""
+        return self.config
+
     def __call__(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
     ) -> tuple[Float[Tensor, "B T V"], State]:

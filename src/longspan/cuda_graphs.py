@@ -25,13 +25,16 @@ def warm_up(work: Callable[[], Any]) -> None:
     torch.cuda.current_stream().wait_stream(side)
 
 
-def capture(work: Callable[[], Any], generator: torch.Generator | None = None) -> torch.cuda.CUDAGraph:
-    """The work as a graph, without running it. Every replay draws new random numbers from `generator`."""
+def capture(
+    work: Callable[[], Any], generator: torch.Generator | None = None, pool: Any = None
+) -> torch.cuda.CUDAGraph:
+    """The work as a graph, without running it. Every replay draws new random numbers from `generator`. Graphs of one
+    `pool` share their memory: nothing in it may be used after another graph of the pool runs."""
     graph = torch.cuda.CUDAGraph()
     if generator is not None:
         graph.register_generator_state(generator)
     # Other threads may use the device meanwhile: a server scores texts while it decodes.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         work()
     return graph
 
@@ -45,11 +48,12 @@ class CapturedStep:
     """Steps of one shape: the first is run normally, the second captured, and later ones are replayed.
 
     A graph reads and writes fixed addresses. So inputs are copied into buffers, and the next step overwrites the states
-    that a step returns. On a CPU the work runs normally every time.
+    that a step returns. On a CPU the work runs normally every time. `pool` makes the memory for a graph of several
+    shapes, which take turns; inputs, states and results are outside of it.
     """
 
-    def __init__(self, work: Work) -> None:
-        self.work = work
+    def __init__(self, work: Work, pool: Callable[[], Any] | None = None) -> None:
+        self.work, self.pool = work, pool
         self.states: list[State] = []
         self.inputs: list[Any] = []
         self.graph: Any = None
@@ -69,7 +73,7 @@ class CapturedStep:
         elif first:
             warm_up(self._run)
         else:
-            self.graph = self.graph or capture(self._run)
+            self.graph = self.graph or capture(self._run, pool=self.pool and self.pool())
             self.graph.replay()
         return self.results.clone(), self.states
 

@@ -1,5 +1,6 @@
 """GPT, GPT-2 and BERT of `transformers` with random weights: outputs, losses and gradients in float64."""
 
+import math
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from longspan.checkpoints.weights import fill, weights_of
 from longspan.interop.huggingface import KINDS, import_huggingface, make_model
 from longspan.models.bert import BERT
+from longspan.reading import Reading
 
 transformers = pytest.importorskip("transformers")
 B, T, V = 2, 9, 29
@@ -110,8 +112,9 @@ def test_what_is_hidden() -> None:
     torch.testing.assert_close(rows[own, half + 2 : -1], tokens[own, half : 120 - 3])
     assert (rows[:, [0]] == 2).all()
     assert (rows[:, [half + 1, -1]] == 3).all()
-    hidden, chosen = model.hide(rows)
-    assert abs(chosen.float().mean().item() - 0.15 * 117 / 120) < 0.01
+    hidden, positions = model.hide(rows)
+    chosen = torch.zeros_like(rows, dtype=torch.bool).scatter(1, positions, True)
+    assert (chosen.sum(1) == round(0.15 * 117)).all()
     assert not chosen[:, [0, half + 1, -1]].any()
     assert (hidden == rows)[~chosen].all()
     shares = (hidden == 1)[chosen].float().mean().item(), (hidden == rows)[chosen].float().mean().item()
@@ -135,3 +138,35 @@ def test_a_folder_is_imported(tmp_path: Any) -> None:
     with torch.no_grad():
         expected = theirs.bert(ids).last_hidden_state
         torch.testing.assert_close(model.eval().encode(ids)[0][-1], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_pre_norm_bert_is_that_of_transformers() -> None:
+    """Their RoBERTa with norms before the layers. Its positions begin after that of the padding."""
+    shape = {**BERT_SHAPE, "max_position_embeddings": 13, "pad_token_id": 0, "layer_norm_eps": 1e-12}
+    theirs = transformers.RobertaPreLayerNormModel(transformers.RobertaPreLayerNormConfig(**shape, type_vocab_size=2))
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.normal_(0, 0.3)
+    theirs.double().eval()
+    config = BERT.Config(vocabulary=V, layers=3, width=16, heads=2, inner=24, positions=12, norm="pre", separator=5)
+    ours = BERT(config).double().eval()
+    renamed = {"attention.LayerNorm": "attention.output.LayerNorm", "intermediate.LayerNorm": "output.LayerNorm"}
+    given = {"bert." + name: tensor for name, tensor in theirs.state_dict().items()}
+    for old, new in renamed.items():
+        given = {name.replace(old, new): tensor for name, tensor in given.items()}
+    given["bert.embeddings.position_embeddings.weight"] = given["bert.embeddings.position_embeddings.weight"][1:]
+    found = KINDS["bert"][1](given, 3)
+    found |= {f"final_norm.{kind}": given[f"bert.LayerNorm.{kind}"] for kind in ("weight", "bias")}
+    unknown = ours.load_state_dict({k: v for k, v in found.items() if k in ours.state_dict()}, strict=False)
+    assert not [name for name in unknown.missing_keys if name.startswith(("layers", "final", "embed", "places", "seg"))]
+    ids = torch.randint(6, V, (B, T))
+    ids[:, 4] = 5
+    expected = theirs(ids, token_type_ids=(torch.arange(T) > 4).long().expand(B, -1)).last_hidden_state
+    torch.testing.assert_close(ours.encode(ids, ours.initial_state(B, Reading(segment=T)))[0][-1], expected)
+
+
+def test_first_positions() -> None:
+    config = BERT.Config(vocabulary=V, layers=1, width=8, heads=1, positions=40, first_positions="sinusoid")
+    rows = BERT(config).places.rows.detach().double()
+    angle = 7 * 10000 ** (-2 / 8)  # position 7, the second frequency
+    torch.testing.assert_close(rows[7, [1, 5]], 0.05 * 2**0.5 * rows.new_tensor([math.sin(angle), math.cos(angle)]))

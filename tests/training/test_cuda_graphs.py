@@ -45,7 +45,7 @@ def test_captured_steps_equal_normal_steps(name: str) -> None:
     for first, second in zip(one.states, other.states, strict=True):
         for name, tensor in first.tensors().items():
             torch.testing.assert_close(second.tensors()[name], tensor, rtol=1e-4, atol=1e-5)
-    assert other.captured is not None
+    assert other.captured
 
 
 def test_another_shape_is_captured_again() -> None:
@@ -83,7 +83,7 @@ def test_other_graph_safe_families(family: str) -> None:
     normal, _ = run_all(small(family), 300)
     captured, trainer = run_all(small(family, cuda_graph=True), 300)
     np.testing.assert_allclose(captured, normal, rtol=1e-5)
-    assert trainer.captured is not None
+    assert trainer.captured
 
 
 @pytest.mark.parametrize(
@@ -111,4 +111,4 @@ def test_softmax_clusters_are_captured(family: str) -> None:
     normal, _ = run_all(small(family, (20, 60)), 300)
     captured, trainer = run_all(small(family, (20, 60), cuda_graph=True), 300)
     np.testing.assert_allclose(captured, normal, rtol=1e-2)
-    assert trainer.captured is not None
+    assert trainer.captured

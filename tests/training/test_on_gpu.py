@@ -71,7 +71,7 @@ def test_captured_steps_equal_normal_steps(optimizer: str, compiled: bool) -> No
         for _ in range(40):
             trainer.take_step()
         trainer.settle()
-        assert (trainer.captured is not None and trainer.captured[1].graph is not None) == graph
+        assert any(step.graph is not None for step in trainer.captured.values()) == graph
         curves.append(losses.curve)
         draws.append(torch.rand(3, device="cuda"))
     assert len(curves[1]) == 40

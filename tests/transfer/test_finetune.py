@@ -4,22 +4,29 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import longspan
 from longspan.checkpoints.model_folder import load_model
 from longspan.errors import ConfigError
+from longspan.models.families import create
+from longspan.training import utilisation
 from longspan.training.depth import depths, rate_factors, unfreeze
+from longspan.training.loop import Trainer
 from longspan.training.observer import Observer
 from longspan.training.processes import ALONE
 from longspan.training.recipe import TrainingConfig
 from longspan.training.schedules import lr_factor
 from longspan.transfer import finetune as module
-from longspan.transfer.batches import ExampleBatches
+from longspan.transfer.batches import ExampleBatches, rounded
 from longspan.transfer.finetune import finetune, finetune_once, resolve, watchers
 from longspan.transfer.formats import Sequences
-from longspan.transfer.predict import Ensemble, load_predictor
+from longspan.transfer.model import TaskModel
+from longspan.transfer.predict import Ensemble, load_predictor, make_format
 from longspan.transfer.tasks import TaskData, open_task
+from tests.training.conftest import Losses
 
 FAST = ["model.pooling=concat", "training.batch=6", "training.lr=8e-3"]
 FAST += ["training.validate_every=21", "training.segment=64"]
@@ -28,7 +35,9 @@ FAST += ["training.validate_every=21", "training.segment=64"]
 @pytest.fixture(scope="module")
 def finished(base: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("run") / "moods"
-    result = finetune(base, folder, out, overrides=FAST, epochs=7, device="cpu")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(utilisation, "peak_flops", lambda device: 1e9)  # metrics as on a GPU
+        result = finetune(base, folder, out, overrides=FAST, epochs=7, device="cpu")
     return out, result.summary()
 
 
@@ -41,6 +50,55 @@ def test_it_learns(finished: tuple[Path, dict[str, Any]]) -> None:
     assert labels == ["good", "bad"]
     scores = [json.loads(line)["metrics"]["accuracy"] for line in (out / "validation.jsonl").read_text().splitlines()]
     assert summary["dev"] == max(scores)
+
+
+def test_utilisation_is_that_of_the_wrapped_model(finished: tuple[Path, dict[str, Any]]) -> None:
+    row = json.loads((finished[0] / "metrics.jsonl").read_text().splitlines()[-1])
+    # q, k, v, r and o; up and down with biases; two norms. u and w are shared. The table and the head's biases are not
+    # multiplied.
+    layer = 5 * 32 * 32 + (2 * 32 * 48 + 48 + 32) + 4 * 32
+    classifier = 3 * 32 * 2 + 2
+    flops = 6 * (2 * layer + 2 * 32 + classifier) + 12 * 2 * 32 * (64 + 65 / 2)
+    assert row["mfu"] == pytest.approx(row["tokens_per_second"] * flops / 1e9, abs=1e-4)
+    assert row["mfu"] > 0
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "transformer-xl": {"heads": 2},
+    "longspan-xl": {"heads": 2},
+    "gpt": {"heads": 2, "positions": 64},
+    "bert": {"heads": 2, "positions": 64, "separator": 1},
+    "xlnet": {"heads": 2, "separator": 1},
+}
+ON_GPU = [pytest.param("cuda", name, marks=pytest.mark.gpu) for name in SHAPES]
+
+
+@pytest.mark.parametrize(("device", "family"), [("cpu", "transformer-xl"), *ON_GPU])
+def test_steps_of_every_length_are_captured(device: str, family: str, folder: Path, tmp_path: Path) -> None:
+    """With dropout. Losses do not depend on whether a step is captured."""
+    reading = {"segment": 64} if family in ("gpt", "bert") else {"segment": 16, "memory": 64}
+    longspan.init(family, reading=reading, device="cpu", layers=2, width=32, **SHAPES[family]).save(tmp_path / "base")
+    base, data, curves = load_model(tmp_path / "base"), open_task(folder), list[list[float]]()
+    for graph in (False, True):
+        losses = Losses()
+        made = resolve(base, data, overrides=[*FAST, f"training.cuda_graph={str(graph).lower()}"], epochs=2)
+        torch.manual_seed(1)
+        model = create(made.family, made.model, made.evaluation_reading())
+        assert isinstance(model, TaskModel)
+        streams = ExampleBatches(make_format(base.tokenizer, model).encode(data.train), 6, 1, "", "moods")
+        trainer = Trainer(made, model, base.tokenizer, streams, torch.device(device), [losses])
+        trainer.run()
+        curves.append(losses.curve)
+        assert ({key[0][1] for key in trainer.captured} >= {16, 32}) == graph
+    np.testing.assert_allclose(curves[1], curves[0], rtol=1e-5 if device == "cpu" else 1e-2)
+
+
+def test_few_lengths() -> None:
+    lengths = np.arange(1, 4097)
+    found = np.array([rounded(int(length)) for length in lengths])
+    assert ((found >= lengths) & (found - lengths < np.maximum(16, lengths / 4))).all()
+    assert len(set(found.tolist())) == 28  # 8 up to 128, then four per power of 2
+    assert all(rounded(int(length)) == length for length in set(found.tolist()))
 
 
 def best_examples(out: Path) -> list[Any]:

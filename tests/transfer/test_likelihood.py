@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from safetensors.numpy import load_file
 import longspan
 from longspan.errors import ConfigError
 from longspan.text_model import TextModel
+from longspan.transfer import likelihood
 from longspan.transfer.embed import embed, save_features
-from longspan.transfer.likelihood import blimp, copa, lambada, likelihoods, wikitext2
+from longspan.transfer.likelihood import NEUTRAL, Likelihood, blimp, copa, lambada, likelihoods, wikitext2
 from longspan.transfer.tasks.wikitext import articles
 
 LONG = "It was late, and the lamp was out. " * 3
@@ -45,8 +47,9 @@ def test_tasks_by_hand(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> Non
     rows = [{"good": "ab", "bad": "abcdefghij", "paradigm": "p"}, {"good": "abcdefghij", "bad": "ab", "paradigm": "q"}]
     rows.append({"good": "ab", "bad": "ab", "paradigm": "q"})
     # Longer texts are less probable.
-    assert blimp(model, rows)["paradigms"] == {"p": 1.0, "q": 0.25}
-    assert blimp(model, rows)["accuracy"] == 0.625
+    found = blimp(model, rows)
+    assert found["paradigms"] == {"p": 1.0, "q": 0.25}
+    assert (found["accuracy"], found["accuracy_at_start"]) == (0.625, 0.625)
     questions = [{"premise": "a", "choice1": "bcdefghij", "choice2": "b", "label": 1}] * 2
     assert copa(model, questions)["accuracy"] == 1.0
     passages = [{"text": "one two", "target": "three"}, {"text": "a", "target": "b"}]
@@ -104,3 +107,17 @@ def test_features_of_layers(model: TextModel, tmp_path: Path) -> None:
             embed(model, ["a"], **bad)
     with pytest.raises(ConfigError, match="npz"):
         save_features(tmp_path / "f.npz", [np.zeros(2, np.float32)])
+
+
+def test_sentences_of_blimp_stand_after_another_one(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = list[list[tuple[str, str]]]()
+
+    def recorded(_: TextModel, pairs: list[tuple[str, str]], reading: Any = None) -> list[Likelihood]:
+        given.append(pairs)
+        return [Likelihood(1.0 if "bad" in text else 2.0 * bool(context), False) for context, text in pairs]
+
+    monkeypatch.setattr(likelihood, "likelihoods", recorded)
+    found = blimp(model, [{"good": "A good one.", "bad": "A bad one.", "paradigm": "p"}])
+    assert given[0] == [(NEUTRAL, " A good one."), (NEUTRAL, " A bad one.")]
+    assert given[1] == [("", "A good one."), ("", "A bad one.")]
+    assert (found["accuracy"], found["accuracy_at_start"]) == (1.0, 0.0)

@@ -74,6 +74,7 @@ MODEL_KEYS = {
     "mask": "the token that hides a predicted one; default: 0 (bert)",
     "classify": "the token in front of a text, for next sentence prediction; default: none (bert)",
     "separator": "the token that ends a text of a pair; default: none (bert, xlnet)",
+    "first_positions": "normal | sinusoid: the vectors of positions before training (gpt, bert)",
     "masked": "share of tokens that are predicted (bert)",
     "predict_every": "one token in this many is predicted (xlnet)",
     "characters": "bytes of a token that are read (elmo)",

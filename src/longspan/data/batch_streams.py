@@ -34,6 +34,8 @@ class BatchSource(Protocol):
     name: str
     fingerprint: str
     document_starts: Any
+    complete_documents: bool
+    """Every batch is complete documents, so its length varies and memory is never carried to the next one."""
 
     @property
     def marks_starts(self) -> bool: ...
@@ -54,6 +56,8 @@ class BatchStreams:
     `starts` is true at the first token of each document, and at the first token of each row of each pass, because the
     memory of a row is then from another part of the text.
     """
+
+    complete_documents = False
 
     def __init__(
         self,

@@ -6,15 +6,19 @@
     next sentence:  softmax(Wn tanh(Wp h_first))
 
 In training, the text of a row becomes [classify] first half [separator] second half [separator]; in half of the rows
-the second half is that of another row. 15% of its tokens are predicted: 80% of them are replaced by [mask], 10% by a
-random token, and 10% stay. Without the special tokens in the config, rows are used as they are and there is no next
-sentence.
+the second half is that of another row. 15% of its tokens are predicted, the same number in every row: 80% of them are
+replaced by [mask], 10% by a random token, and 10% stay. Without the special tokens in the config, rows are used as
+they are and there is no next sentence.
+
+With `norm = "pre"` the norms come before attention and feed-forward, and one more after the last layer (Xiong et al.
+2020, arXiv 2002.04745). With `first_positions = "sinusoid"` positions start as sinusoids and are learned from there.
+Neither is as published; both end the long plateau of masked language modelling much earlier.
 
 `hidden_states` are those of a causal mask, as the contract asks; BERT is not trained for them. Tasks use `encode`.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -28,7 +32,7 @@ from longspan.nn.embedding import AdaptiveEmbedding
 from longspan.nn.learned_positions import LearnedPositions
 from longspan.nn.model_config import require
 from longspan.nn.precision import wide
-from longspan.nn.whole_batch import mean_of_marked, random_rows, row_before
+from longspan.nn.whole_batch import random_rows, row_before
 from longspan.nn.window_transformer import WindowTransformer
 from longspan.shapes import Bool, Float, Int, Tensor
 
@@ -41,6 +45,8 @@ class BERTConfig(BiasedConfig):
     separator: int | None = None
     masked: float = 0.15
     """The share of tokens that are predicted."""
+    norm: Literal["post", "pre"] = "post"
+    """Where the norms are: after attention and feed-forward as published, or before."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,13 +87,15 @@ class BERT(WindowTransformer):
         self.segments = nn.Parameter(torch.empty(2, E))
         self.embedding_norm = nn.LayerNorm(E, eps=1e-12)
         self.layers = nn.ModuleList(
-            BiasedLayer(config, "post", epsilon=1e-12, approximate="none") for _ in range(config.layers)
+            BiasedLayer(config, config.norm, epsilon=1e-12, approximate="none") for _ in range(config.layers)
         )
-        self.final_norm = nn.Identity()
+        self.final_norm = nn.LayerNorm(E, eps=1e-12) if config.norm == "pre" else nn.Identity()
         self.head = config.make_head(self.embedding, kind=MaskedHead)
         self.pooler, self.next_sentence = nn.Linear(E, E), nn.Linear(E, 2)
         self.dropout = nn.Dropout(config.dropout)
         initialise_normal(self)
+        if config.first_positions == "sinusoid":
+            self.places.start_with_sinusoids()
 
     @property
     def hints(self) -> Hints:  # type: ignore[override]
@@ -134,6 +142,7 @@ class BERT(WindowTransformer):
         hidden = [self.embed(tokens, first, segments)]
         for layer in self.layers:
             hidden.append(layer(hidden[-1], None, None, document)[0])
+        hidden[-1] = self.final_norm(hidden[-1])
         return tuple(hidden)
 
     def training_loss(
@@ -151,22 +160,27 @@ class BERT(WindowTransformer):
             tokens, following = self.make_pairs(tokens)
             starts = None  # a row is one document now
         hidden_tokens, chosen = self.hide(tokens)
-        losses, related = self.pretraining_losses(hidden_tokens, tokens, self.segments_of(tokens), following, starts)
-        mean = mean_of_marked(torch.where(chosen, losses, 0.0).sum(), chosen)
-        return mean if related is None else mean + related, state
+        losses, related = self.pretraining_losses(
+            hidden_tokens, tokens.gather(1, chosen), self.segments_of(tokens), following, starts, chosen
+        )
+        return losses.mean() if related is None else losses.mean() + related, state
 
     def pretraining_losses(
         self,
         tokens: Int[Tensor, "B T"],
-        targets: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B N"],
         segments: Int[Tensor, "B T"],
         following: Int[Tensor, "B"] | None,
         starts: Bool[Tensor, "B T"] | None = None,
-    ) -> tuple[Float[Tensor, "B T"], Float[Tensor, ""] | None]:
-        """The loss of every token, and the mean loss of the next sentence: 1 where the second text is a random one."""
+        chosen: Int[Tensor, "B N"] | None = None,
+    ) -> tuple[Float[Tensor, "B N"], Float[Tensor, ""] | None]:
+        """The losses of the tokens at the chosen positions (default: all), and the mean loss of the next sentence: 1
+        where the second text is a random one."""
         first = None if starts is None else self.begin(tokens, None, starts)[1].first_key
         last = self.bidirectional(tokens, segments, starts, first)[-1]
-        losses = self.head.losses(last, targets)
+        # The softmax is a third of a small model's work, so only predicted positions have one.
+        predicted = last if chosen is None else last.gather(1, chosen[..., None].expand(-1, -1, last.shape[-1]))
+        losses = self.head.losses(predicted, targets)
         if following is None:
             return losses, None
         # With an axis of positions, because dropout takes a tensor without one for weights that all rows share.
@@ -186,13 +200,16 @@ class BERT(WindowTransformer):
         rows = torch.cat([torch.full_like(mark, self.config.classify), first, mark, second, mark], dim=1)
         return rows, random.long()
 
-    def hide(self, tokens: Int[Tensor, "B T"]) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
-        """The tokens with some of them hidden, and which ones are predicted. Special tokens are never chosen."""
-        chosen = random_rows(tokens) < self.config.masked
+    def hide(self, tokens: Int[Tensor, "B T"]) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B N"]]:
+        """The tokens with some of them hidden, and the positions that are predicted: in every row as many, as in the
+        authors' code, so that shapes are static. Special tokens are never chosen."""
+        drawn = random_rows(tokens)
         for special in (self.config.classify, self.config.separator):
             if special is not None:
-                chosen = chosen & (tokens != special)
-        how = random_rows(tokens)
-        random = (random_rows(tokens).double() * self.config.vocabulary).long()
-        replaced = torch.where(how < 0.8, self.config.mask or 0, torch.where(how < 0.9, random, tokens))
-        return torch.where(chosen, replaced, tokens), chosen
+                drawn = torch.where(tokens == special, -1.0, drawn)
+        count = max(1, round((tokens.shape[1] - 3 * self.config.pairs) * self.config.masked))
+        chosen = drawn.topk(count, dim=1).indices
+        own, how = tokens.gather(1, chosen), random_rows(chosen)
+        random = (random_rows(chosen).double() * self.config.vocabulary).long()
+        replaced = torch.where(how < 0.8, self.config.mask or 0, torch.where(how < 0.9, random, own))
+        return tokens.scatter(1, chosen, replaced), chosen

@@ -40,6 +40,8 @@ class GPT(WindowTransformer):
         self.head = config.make_head(self.embedding)
         self.dropout = nn.Dropout(config.dropout)
         initialise_normal(self)
+        if config.first_positions == "sinusoid":
+            self.places.start_with_sinusoids()
 
     @property
     def hints(self) -> Hints:  # type: ignore[override]

@@ -21,6 +21,8 @@ class BiasedConfig(ModelConfig):
     positions: int = 512
     """Positions with a learned vector: the longest segment."""
     attention_dropout: float = 0.0
+    first_positions: Literal["normal", "sinusoid"] = "normal"
+    """The vectors of positions before training: random, or sinusoids."""
 
     head_width = None
 

@@ -17,6 +17,17 @@ class LearnedPositions(nn.Module):
         self.rows = nn.Parameter(torch.empty(count if stride is None else -(-count // stride), width))
         self.columns = None if stride is None else nn.Parameter(torch.empty(min(stride, count), width))
 
+    @torch.no_grad()
+    def start_with_sinusoids(self, std: float = 0.05) -> None:
+        """Begin training with the sinusoids of Vaswani et al. 2017, scaled to this standard deviation. A linear map
+        takes one to its neighbour, so attention finds neighbours much earlier than among random vectors."""
+        if self.rows.is_meta:
+            return
+        count, width = self.rows.shape
+        frequency = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+        angle = torch.arange(count, dtype=torch.float64)[:, None] * frequency
+        self.rows.copy_(std * 2**0.5 * torch.cat([angle.sin(), angle.cos()], dim=1)[:, :width])
+
     def check(self, tokens: int) -> None:
         check_positions(self.count, tokens)
 

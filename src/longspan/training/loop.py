@@ -37,6 +37,8 @@ from longspan.training.step import Step, StepInputs, count_since_start, with_ful
 from longspan.training.utilisation import peak_tokens_per_second
 
 TOGETHER = 1.0  # seconds within which two signals count as one
+LAUNCH_BOUND = 2**14
+"""Batches of documents are captured up to this many tokens. Larger ones keep a GPU busy, and a graph its memory."""
 
 
 class Trainer:
@@ -91,7 +93,8 @@ class Trainer:
         self.objective, self.fast_objective = parallel.eager, parallel.fast
         self.own_objective = objective  # without other processes
         self.work.around_part = parallel.part
-        self.captured: tuple[tuple[Any, ...], CapturedStep] | None = None
+        self.captured: dict[tuple[Any, ...], CapturedStep] = {}
+        self._pool: Any = None
         self.step, self.tokens, self.seconds_before = 0, 0, 0.0
         self.readings = recipe.reading_schedule()
         self.states: list[State] = []
@@ -113,7 +116,7 @@ class Trainer:
         """Use the trainer, with what it has compiled, for another run of the same model and text. Only limits,
         schedules and observers may differ. A checkpoint is loaded next, which sets everything else."""
         self.recipe, self.config, self.observers = recipe, recipe.training, list(observers)
-        self.captured = self.interrupted = self._signal = None
+        self.captured, self.interrupted, self._signal = {}, None, None
         self.finished = self.stopped_early = False
 
     @staticmethod
@@ -224,12 +227,15 @@ class Trainer:
             self.since_start = np.zeros(rows * parts, np.int64)
             batch.starts[:, 0] = False
         # The same in all processes, because masked means over the batch use all of them.
-        marked = self.streams.marks_starts if self.processes.distributed else batch.starts.any()
+        same = self.processes.distributed or self.streams.complete_documents
+        marked = self.streams.marks_starts if same else batch.starts.any()
         starts = batch.starts if self.marks_documents or marked else None
         # Two kinds of steps are not worth a compilation: the shorter segment at the end of a pass and, in a text of one
         # document, the steps that fill the memory, since only these need a mask.
         filled = self.marks_documents or not self.tracks_full or all(state.full for state in self.states)
         usual = batch.tokens.shape[1] == segment and filled
+        if self.streams.complete_documents:
+            usual = not self.config.unfreeze_every and batch.tokens.size <= LAUNCH_BOUND
         # A step that makes the memory longer cannot be captured.
         grown = self.config.cuda_graph and _shapes(self.states[0]) == _shapes(self.empty_state(rows))
         captured = usual and grown
@@ -269,12 +275,19 @@ class Trainer:
                 observer.preparing(self, f"{what} a step of {rows} x {tokens} tokens")
 
     def _capture(self, inputs: StepInputs) -> CapturedStep:
-        """The CUDA graph of steps of this kind. There is only one at a time, because it owns the memory of a step."""
+        """The CUDA graph of steps of this kind. There is only one at a time, because it owns the memory of a step;
+        documents of several lengths share it."""
         key = (inputs.tokens.shape, inputs.starts is None, self.reading)
-        if self.captured is None or self.captured[0] != key:
-            self.captured = None
-            self.captured = key, CapturedStep(partial(self.work, self.fast_objective))
-        return self.captured[1]
+        if key not in self.captured:
+            pool = self._graph_pool if self.streams.complete_documents else None
+            if pool is None:
+                self.captured.clear()
+            self.captured[key] = CapturedStep(partial(self.work, self.fast_objective), pool)
+        return self.captured[key]
+
+    def _graph_pool(self) -> Any:
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        return self._pool
 
     def _send(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(array))

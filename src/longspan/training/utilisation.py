@@ -32,9 +32,9 @@ def flops_per_token(parameters: int, model: Any, reading: Reading) -> float:
 
 
 def peak_tokens_per_second(model: LanguageModel, reading: Reading, device: torch.device, ranks: int) -> float | None:
-    """Tokens per second at a utilisation of 1; None if the peak of the device is unknown."""
+    """Tokens per second at a utilisation of 1; None if the peak of the device is unknown. In fine-tuning
+    padding counts as tokens, and every document as if it were as long as the memory and a segment."""
     peak = peak_flops(device)
     if peak is None:
         return None
-    lookups = 0 if model.config.tie_embedding else model.parameters_by_part().get("embedding", 0)
-    return ranks * peak / flops_per_token(model.parameter_count - lookups, model.config, reading)
+    return ranks * peak / flops_per_token(model.multiplied_parameters, model.inner_config, reading)

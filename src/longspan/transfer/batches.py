@@ -14,9 +14,16 @@ _VERSION = 1
 IGNORED = -1
 """The target of positions that are not classified."""
 MULTIPLE = 16
-"""Lengths are rounded up to a multiple of this, because every new length costs time on a GPU."""
+"""The shortest length; longer ones are rounded up."""
 POOL = 50
 """Batches that are sorted by length together, which makes padding rare and keeps the order random."""
+
+
+def rounded(length: int) -> int:
+    """A length that batches may have: four between a power of 2 and the next one (64, 80, 96, 112, 128, 160, ...).
+    Every new length costs time on a GPU, for example the capture of a CUDA graph."""
+    step = max(MULTIPLE, 2 ** ((length - 1).bit_length() - 3))
+    return -(-length // step) * step
 
 
 def collate(examples: Sequence[Sequences]) -> Batch:
@@ -26,7 +33,7 @@ def collate(examples: Sequence[Sequences]) -> Batch:
     marks the first token of the padding, so padding is another document and no token sees it.
     """
     longest, count = max(example.length for example in examples), len(examples[0].rows)
-    length = -(-longest // MULTIPLE) * MULTIPLE
+    length = rounded(longest)
     shape = len(examples), count, length
     tokens, starts = np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
     targets = np.full(shape, IGNORED, np.int64)
@@ -47,6 +54,7 @@ class ExampleBatches:
 
     document_starts: tuple[int, ...] = ()
     marks_starts = True
+    complete_documents = True
 
     def __init__(self, examples: Sequence[Sequences], batch: int, seed: int, fingerprint: str, name: str) -> None:
         self.examples, self.batch, self.seed = list(examples), batch, seed

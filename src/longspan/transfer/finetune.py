@@ -20,6 +20,7 @@ from longspan.bundled import model_path
 from longspan.checkpoints.manifest import Verified
 from longspan.checkpoints.model_folder import TOKENIZER, Loaded, load_model, reading_of
 from longspan.checkpoints.store import write_file
+from longspan.contract import LanguageModel
 from longspan.device import find_device
 from longspan.errors import CheckpointError, ConfigError
 from longspan.models.families import create, name_of
@@ -32,15 +33,18 @@ from longspan.training.observers.early_stop import EarlyStop
 from longspan.training.observers.metrics import Metrics
 from longspan.training.observers.progress import Progress
 from longspan.training.observers.tensorboard import TensorBoard
-from longspan.training.processes import Processes
+from longspan.training.processes import Processes, launched
 from longspan.training.recipe import SETTINGS, Recipe, build_recipe, find_recipe, value_at
 from longspan.transfer.batches import ExampleBatches
+from longspan.transfer.formats import Sequences
 from longspan.transfer.model import TaskModel
 from longspan.transfer.predict import Predictor, load_predictor, make_format
 from longspan.transfer.tasks import Example, TaskData, open_task
 
 RESULT = "result.json"
 EPOCHS = 3.0
+VALIDATIONS, SAVES = 20, 4
+"""How often a run is validated and saved, if the recipe does not say."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +64,16 @@ class ValidateTask(Observer):
 
     def __init__(self, examples: Sequence[Example], every: int) -> None:
         self.examples, self.every = examples, every
+        self.encoded: list[Sequences] | None = None
 
     def after_step(self, trainer: Trainer) -> None:
         if trainer.finished or (self.every and trainer.step % self.every == 0):
             trainer.settle()
             with trainer.evaluation_model() as model, trainer.autocast():
                 assert isinstance(model, TaskModel)
-                found = Predictor(model, trainer.tokenizer).evaluate(self.examples)
+                predictor = Predictor(model, trainer.tokenizer)
+                self.encoded = self.encoded or predictor.encode(self.examples)
+                found = predictor.evaluate(self.examples, self.encoded)
             found = trainer.processes.share(found)
             first = next(iter(found.values()))
             trainer.announce(TaskValidation(trainer.step, len(self.examples), 1.0 - first, metrics=found))
@@ -172,17 +179,29 @@ def resolve(
         raise ConfigError(f"epochs={epochs} must be above 0")
     if isinstance(batch, int) and batch > 0 and (epochs is not None or not limits):
         training["steps"] = max(1, round((epochs or EPOCHS) * -(-len(data.train) // batch)))
+    steps = training.get("steps")
+    if isinstance(steps, int):
+        training.setdefault("validate_every", max(1, -(-steps // VALIDATIONS)))
+        training.setdefault("save_every", max(1, -(-steps // SAVES)))
     reading = {k: v for k, v in reading_of(base.model).items() if k in ("segment", *SETTINGS) and k != "pointer"}
     described = base.model.config
     if isinstance(base.model, TaskModel):  # continue with the language model of another task
         described, family = base.model.config.base_config, base.model.config.base_family
     else:
         family = name_of(base.model)
+    training.setdefault("cuda_graph", suits_graphs(base.model, model, training))
     model |= {"family": "task", "base_family": family, "base": config.plain(described)}
     model |= {"vocabulary": described.vocabulary, "task": data.task.name, **labels_of(data)}
     values: dict[str, Any] = {**given, "model": model, "training": {"seed": seed, **reading, **training}}
     values["data"] = {"corpus": str(Path(task).resolve()) if Path(task).is_dir() else data.task.name}
     return build_recipe(values, f"finetune-{data.task.name}")
+
+
+def suits_graphs(base: LanguageModel, model: Mapping[str, Any], training: Mapping[str, Any]) -> bool:
+    """Whether steps can be captured in CUDA graphs. Short texts are launch-bound without."""
+    inner = base.base if isinstance(base, TaskModel) else base
+    varies = model.get("crf") or training.get("unfreeze_every") or training.get("checkpoint_activations")
+    return inner.hints.graph_safe and not varies and not launched()
 
 
 def labels_of(data: TaskData) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class Pool(NamedTuple):
         h, mask = h.to(self.total.dtype), valid[..., None]
         some, begun = valid.any(1)[:, None], (self.positions_read > 0)[:, None]
         end = valid.sum(1).sub(1).clamp(min=0)
-        newest = h[:, 0] if first else h[torch.arange(len(h), device=h.device), end]
+        newest = h[:, 0] if first else h.gather(1, end[:, None, None].expand(-1, 1, h.shape[-1]))[:, 0]
         keep = begun if first else ~some
         peak = h.masked_fill(~mask, -torch.inf).amax(1)
         peak = torch.where(begun, torch.maximum(self.greatest, peak), peak)

@@ -22,6 +22,8 @@ from longspan.transfer.tasks.opened import rows_of
 from longspan.transfer.tasks.packed import install
 
 Ids = NDArray[np.int64]
+NEUTRAL = "This is a sentence."
+"""Before a sentence of BLiMP."""
 LOGITS = {"cpu": 2**22, "cuda": 2**30}
 """Logits of a batch."""
 
@@ -91,14 +93,33 @@ def _score(model: LanguageModel, rows: list[Ids], sizes: list[int], reading: Rea
 
 def blimp(model: TextModel, rows: Sequence[dict[str, Any]], reading: Reading | None = None) -> dict[str, Any]:
     """The share of minimal pairs whose acceptable sentence is more probable: the mean over paradigms, as published.
-    A tie is half right."""
-    found = likelihoods(model, [("", row[key]) for row in rows for key in ("good", "bad")], reading)
+    A tie is half right.
+
+    Both sentences of a pair are inside a document, after the same neutral one, because documents begin with special
+    sentences: those of an encyclopedia define a title. `accuracy_at_start` is for sentences that begin a document, as
+    in lm-eval."""
+    inside = _paradigms(model, rows, (NEUTRAL, " "), reading)
+    start = _paradigms(model, rows, ("", ""), reading)
+    return {
+        "accuracy": float(np.mean(list(inside.values()))),
+        "accuracy_at_start": float(np.mean(list(start.values()))),
+        "pairs": len(rows),
+        "paradigms": inside,
+    }
+
+
+def _paradigms(
+    model: TextModel, rows: Sequence[dict[str, Any]], before: tuple[str, str], reading: Reading | None
+) -> dict[str, float]:
+    """The accuracy of every paradigm of BLiMP, after a context and what stands between it and a sentence."""
+    context, between = before
+    pairs = [(context, between + row[key]) for row in rows for key in ("good", "bad")]
+    found = likelihoods(model, pairs, reading)
     right: dict[str, list[float]] = defaultdict(list)
     for row, good, bad in zip(rows, found[::2], found[1::2], strict=True):
         difference = good.log_probability - bad.log_probability
         right[row["paradigm"]].append(0.5 + 0.5 * np.sign(difference))
-    paradigms = {name: float(np.mean(values)) for name, values in right.items()}
-    return {"accuracy": float(np.mean(list(paradigms.values()))), "pairs": len(rows), "paradigms": paradigms}
+    return {name: float(np.mean(values)) for name, values in right.items()}
 
 
 def lambada(model: TextModel, rows: Sequence[dict[str, Any]], reading: Reading | None = None) -> dict[str, Any]:

@@ -129,7 +129,8 @@ class TaskModel(LanguageModel):
 
     @property
     def hints(self) -> Hints:  # type: ignore[override]
-        return Hints(compile=False)
+        # Every length would be compiled. The CRF loops over the words of a batch.
+        return Hints(compile=False, graph_safe=self.base.hints.graph_safe and not self.config.crf)
 
     @property
     def causal(self) -> bool:  # type: ignore[override]
@@ -148,6 +149,18 @@ class TaskModel(LanguageModel):
     @property
     def head(self) -> Head:  # type: ignore[override]
         return self.base.head
+
+    @property
+    def multiplied_parameters(self) -> int:
+        """The head counts only if the language model's loss is used; else its table is just looked up."""
+        if self.config.lm_weight:
+            return self.parameter_count - self.base.parameter_count + self.base.multiplied_parameters
+        parts = self.base.parameters_by_part()
+        return self.parameter_count - parts.get("embedding", 0) - parts.get("head", 0)
+
+    @property
+    def inner_config(self) -> Any:
+        return self.base.config
 
     def train(self, mode: bool = True) -> "TaskModel":
         super().train(mode)

@@ -50,9 +50,13 @@ class Predictor:
         label = {"similarity": "score", "tags": "tags"}.get(c.kind, "label")
         return Task(name=c.task, kind=c.kind, texts=c.texts, label=label, metrics=c.metrics)
 
-    def predict(self, examples: Sequence[Example]) -> list[Prediction]:
-        """The predictions, in the order of the examples."""
-        encoded = self.format.encode([Example(example.texts) for example in examples])
+    def encode(self, examples: Sequence[Example]) -> list[Sequences]:
+        """The examples as tokens, without their labels."""
+        return self.format.encode([Example(example.texts) for example in examples])
+
+    def predict(self, examples: Sequence[Example], encoded: Sequence[Sequences] | None = None) -> list[Prediction]:
+        """The predictions, in the order of the examples. `encoded` are those of `encode`, to use them again."""
+        encoded = self.encode(examples) if encoded is None else encoded
         found: dict[int, Prediction] = {}
         for chosen in _batches(encoded, TOKENS.get(self._device.type, 8192)):
             scores = self._scores(picked := [encoded[k] for k in chosen])
@@ -89,9 +93,9 @@ class Predictor:
         best = int(scores.argmax())
         return Prediction(best if c.kind == "choice" else c.labels[best], tuple((shifted / shifted.sum()).tolist()))
 
-    def evaluate(self, examples: Sequence[Example]) -> dict[str, float]:
+    def evaluate(self, examples: Sequence[Example], encoded: Sequence[Sequences] | None = None) -> dict[str, float]:
         """Every metric of the task."""
-        return evaluate(self.config.metrics, examples, self.predict(examples))
+        return evaluate(self.config.metrics, examples, self.predict(examples, encoded))
 
 
 def evaluate(

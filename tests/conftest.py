@@ -8,6 +8,8 @@ from hypothesis import settings
 
 from tests import programs
 
+programs.start()  # before the checks are installed: commands run as they do for a user
+
 try:
     from tests import type_checker
 except ImportError:  # a machine that has a GPU may lack the checker; the tests themselves need neither
@@ -25,11 +27,6 @@ torch.set_num_threads(1)
 TRIES = 50 if os.environ.get("LONGSPAN_TORTURE") else 6
 settings.register_profile("longspan", deadline=None, max_examples=TRIES, derandomize=True)
 settings.load_profile("longspan")
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    if hasattr(session.config, "workerinput") or not getattr(session.config.option, "numprocesses", None):
-        programs.start()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -75,7 +75,7 @@ def _stop(process: int) -> None:
 def _serve(listener: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes of the commands
     client, _ = listener.accept()
-    for module in ("torch._dynamo", "longspan.training.run", "longspan.decoding.session"):
+    for module in ("torch._dynamo", "longspan.cli.train", "longspan.training.run", "longspan.decoding.session"):
         importlib.import_module(module)  # once, and not in each command
     while True:
         if os.fork() == 0:

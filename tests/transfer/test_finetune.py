@@ -59,7 +59,7 @@ def test_utilisation_is_that_of_the_wrapped_model(finished: tuple[Path, dict[str
     layer = 5 * 32 * 32 + (2 * 32 * 48 + 48 + 32) + 4 * 32
     classifier = 3 * 32 * 2 + 2
     flops = 6 * (2 * layer + 2 * 32 + classifier) + 12 * 2 * 32 * (64 + 65 / 2)
-    assert row["mfu"] == pytest.approx(row["tokens_per_second"] * flops / 1e9, abs=1e-4)
+    assert row["mfu"] == pytest.approx(row["tokens_per_second"] * flops / 1e9, rel=1e-3)
     assert row["mfu"] > 0
 
 

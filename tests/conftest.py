@@ -8,6 +8,10 @@ from hypothesis import settings
 
 from tests import programs
 
+# Tests run side by side, and the shapes are too small for threads to help, here and in the processes of tests.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
+
 programs.start()  # before the checks are installed: commands run as they do for a user
 
 try:
@@ -19,9 +23,6 @@ else:
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
-
-# Tests run side by side, and the shapes are too small for threads to help.
-torch.set_num_threads(1)
 
 # The suite tries a few cases of each property, `make torture` many.
 TRIES = 50 if os.environ.get("LONGSPAN_TORTURE") else 6

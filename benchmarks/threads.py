@@ -47,18 +47,16 @@ def serve(threads: int | None, ours: bool) -> None:
     ids = np.random.default_rng(1).integers(0, 256, 1_000_000, dtype=np.uint8)
     text = Encoded("random bytes", "train", ids, np.array([0]), ByteTokenizer(), "", len(ids))
     torch.set_num_threads(threads or 1)
-    since = CoreUse.now()
     _, trainer = run.make_trainer(load_recipe("demo"), text, torch.device("cpu"))
     for _ in range(3):
         trainer.take_step()
     for line in sys.stdin:
-        if threads is None:  # from the load since its last turn, as a command does from the load since its start
-            set_threads(since=since)
+        if threads is None:  # from the load just before its turn: since its last turn the other variants ran
+            set_threads(since=CoreUse.now())
         began, tokens = time.perf_counter(), trainer.tokens
         while time.perf_counter() - began < float(line):
             trainer.take_step()
         speed = (trainer.tokens - tokens) / (time.perf_counter() - began)
-        since = CoreUse.now()
         print(json.dumps({"speed": speed, "threads": torch.get_num_threads()}), flush=True)
 
 

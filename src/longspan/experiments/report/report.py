@@ -255,7 +255,7 @@ def _scores(opened: Sequence[OpenRun], effort: Effort) -> Iterator[str]:
     yield table(["run", "method", f"bits per {unit}", "perplexity", f"bits, same {unit}s", f"{unit}s/s"], rows)
     yield note(
         f"Bits and perplexity are over the first {scored:,} tokens of the test split. The next column is over the "
-        f"{sliding:,} tokens after the first {begin:,}: every row scores these, so rows can be compared. A sliding "
+        f"{sliding:,} tokens after the first {begin:,}: all rows of a text score these and can be compared. A sliding "
         "window is computed again for every token; the difference in speed is what a memory saves."
     )
     yield from _published(opened, bits)

@@ -3,30 +3,16 @@
 Queries may be at any positions, see any keys, and have a third term for segments: XLNet.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from longspan.errors import UnknownNameError
 from longspan.kernels.bidirectional_attention import biased, reference
 from longspan.kernels.bidirectional_attention.reference import View
+from longspan.kernels.forms import ForcedForm
 from longspan.shapes import Float, Tensor
 
 __all__ = ["View", "bidirectional_attention", "forced"]
 
 FORMS = ("reference", "biased")
-_forced: list[str] = []
-
-
-@contextmanager
-def forced(form: str) -> Iterator[None]:
-    """Use one implementation for every call in this block: for tests, benchmarks and debugging."""
-    if form not in FORMS:
-        raise UnknownNameError("implementation of bidirectional attention", form, FORMS)
-    _forced.append(form)
-    try:
-        yield
-    finally:
-        _forced.pop()
+_form = ForcedForm("bidirectional attention", FORMS)
+forced = _form.forced
 
 
 def bidirectional_attention(
@@ -45,7 +31,7 @@ def bidirectional_attention(
     """The function of `reference.bidirectional_attention` in the fastest form: on a CPU the reference, which is also
     the only one with dropout."""
     given = (query, key, value, distance, u, w, s, segments, view)
-    form = _forced[-1] if _forced else ("biased" if query.is_cuda else "reference")
+    form = _form.name or ("biased" if query.is_cuda else "reference")
     if form == "biased" and not dropout:
         return biased.bidirectional_attention(*given)
     return reference.bidirectional_attention(*given, dropout=dropout)

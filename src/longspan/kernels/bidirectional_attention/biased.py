@@ -7,6 +7,7 @@ the product, beginning at another column in every row. Its gradient is the same 
 
 # ruff: noqa: ARG001 (fake implementations of custom operations take all arguments)
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -51,10 +52,7 @@ def bidirectional_attention(
         more = torch.einsum("bhld,hd->bhl", (query + s[:, None]).to(query.dtype), difference)
     bias = scores_by_key(by_distance.view(H, B, L, -1), at, visible, other, more)
     with_u = (query + u[:, None]).to(query.dtype)
-    if torch.is_grad_enabled() and bias.requires_grad:
-        with sdpa_kernel(BACKENDS):
-            out = F.scaled_dot_product_attention(with_u, key, value, attn_mask=bias, scale=scale)
-    else:
+    with sdpa_kernel(BACKENDS) if torch.is_grad_enabled() and bias.requires_grad else nullcontext():
         out = F.scaled_dot_product_attention(with_u, key, value, attn_mask=bias, scale=scale)
     return out * visible.any(-1)[:, None, :, None]
 

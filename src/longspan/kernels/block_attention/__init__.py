@@ -1,16 +1,15 @@
 """Attention under a sparse pattern: the reference, its fast implementations, and the function that chooses one."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from longspan.errors import UnknownNameError
 from longspan.kernels.block_attention import gathered, reference
 from longspan.kernels.block_attention.gathered import oldest_seen
 from longspan.kernels.block_attention.pattern import Chunks, Columns, Graph, Part, Pattern, Rows, Window
 from longspan.kernels.block_attention.reference import Distances
+from longspan.kernels.forms import ForcedForm
 from longspan.kernels.triton_works import TRITON_WORKS
 from longspan.kernels.untraced import untraced
 from longspan.shapes import Float, Int, Tensor
@@ -33,19 +32,8 @@ FORMS: dict[str, Callable[..., Tensor]] = {
     "gathered": gathered.block_attention,
     "flex": _flex,
 }
-_forced: list[str] = []
-
-
-@contextmanager
-def forced(form: str) -> Iterator[None]:
-    """Use one implementation for every call in this block: for tests, benchmarks and debugging."""
-    if form not in FORMS:
-        raise UnknownNameError("implementation of block attention", form, FORMS)
-    _forced.append(form)
-    try:
-        yield
-    finally:
-        _forced.pop()
+_form = ForcedForm("block attention", FORMS)
+forced = _form.forced
 
 
 def block_attention(
@@ -60,7 +48,7 @@ def block_attention(
 ) -> Float[Tensor, "B H L D"]:
     """The function of `reference.block_attention`, in the fastest implementation for this device."""
     # Plans are made on the host and cached between calls, so torch.compile must not trace this.
-    form = untraced(FORMS[_forced[-1] if _forced else _fastest(query, dropout)])
+    form = untraced(FORMS[_form.name or _fastest(query, dropout)])
     return form(query, key, value, pattern, first_key=first_key, position=position, dropout=dropout)
 
 

@@ -1,12 +1,11 @@
 """Relative attention: the reference, its fast implementations, and the function that chooses one."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from longspan.errors import UnknownNameError
+from longspan.kernels.forms import ForcedForm
 from longspan.kernels.observe import AttentionCall, notify, observers
 from longspan.kernels.relative_attention import fused, reference, skewed
 from longspan.kernels.triton_works import TRITON_WORKS
@@ -17,19 +16,8 @@ FORMS: dict[str, Callable[..., Tensor]] = {
     "skewed": skewed.relative_attention,
     "fused": fused.relative_attention,
 }
-_forced: list[str] = []
-
-
-@contextmanager
-def forced(form: str) -> Iterator[None]:
-    """Use one implementation for every call in this block: for tests, benchmarks and debugging."""
-    if form not in FORMS:
-        raise UnknownNameError("implementation of relative attention", form, FORMS)
-    _forced.append(form)
-    try:
-        yield
-    finally:
-        _forced.pop()
+_form = ForcedForm("relative attention", FORMS)
+forced = _form.forced
 
 
 def relative_attention(
@@ -48,7 +36,7 @@ def relative_attention(
     """The function of `reference.relative_attention`, in the fastest implementation for this device."""
     if observers:
         notify(AttentionCall(query, key, distance, u, w, window, first_key, discount))
-    form = _forced[-1] if _forced else _fastest(query)
+    form = _form.name or _fastest(query)
     if discount and torch.is_grad_enabled() and form == "fused":
         form = "skewed"  # the fused backward pass has no discount
     options: Any = {"window": window, "first_key": first_key, "dropout": dropout, "discount": discount}

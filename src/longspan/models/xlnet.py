@@ -35,6 +35,7 @@ from longspan.nn.attention import merge_heads, split_heads
 from longspan.nn.biased_layer import initialise_normal
 from longspan.nn.memory_projection import memory_products
 from longspan.nn.model_config import ModelConfig, check_heads, require
+from longspan.nn.positions import sinusoid
 from longspan.nn.whole_batch import random_rows
 from longspan.reading import Reading
 from longspan.shapes import Bool, Float, Int, Tensor
@@ -272,8 +273,6 @@ def documents(mask: SegmentMask, position: Int[Tensor, "P R"]) -> Bool[Tensor, "
 def distances(mask: SegmentMask, like: Float[Tensor, "B T E"]) -> Float[Tensor, "C E"]:
     """The sinusoids of the distances K, K - 1, ..., 1 - T; negative ones are of later keys. A few more follow, because
     products are much faster if the number of columns is a multiple of 8."""
-    count, width = mask.keys + mask.tokens, like.shape[-1]
-    distance = mask.keys - torch.arange(-(-count // 8) * 8, dtype=torch.float64, device=like.device)
-    frequency = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64, device=like.device) / width)
-    angle = distance[:, None] * frequency
-    return torch.cat([angle.sin(), angle.cos()], dim=-1)[:, :width].to(like.dtype)
+    count = -(-(mask.keys + mask.tokens) // 8) * 8
+    distance = mask.keys - torch.arange(count, dtype=torch.float64, device=like.device)
+    return sinusoid(distance, like.shape[-1]).to(like.dtype)

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from longspan.errors import ConfigError
+from longspan.nn.positions import sinusoid
 from longspan.shapes import Float, Int, Tensor
 
 
@@ -24,9 +25,7 @@ class LearnedPositions(nn.Module):
         if self.rows.is_meta:
             return
         count, width = self.rows.shape
-        frequency = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-        angle = torch.arange(count, dtype=torch.float64)[:, None] * frequency
-        self.rows.copy_(std * 2**0.5 * torch.cat([angle.sin(), angle.cos()], dim=1)[:, :width])
+        self.rows.copy_(std * 2**0.5 * sinusoid(torch.arange(count, dtype=torch.float64), width))
 
     def check(self, tokens: int) -> None:
         check_positions(self.count, tokens)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from old_and_new import captured, milliseconds
 
 from longspan.experiments.bench.attention import _rival
 from longspan.kernels.relative_attention import fused, reference, stored
@@ -95,24 +96,6 @@ def error(name: str, M: int, D: int, L: int = SEGMENT, window: int | None = None
     wanted = gradients(lambda *x: reference.relative_attention(*x, window=window), exact, grad.double())
     errors = [(a.double() - b).norm() / b.norm() for a, b in zip(found, wanted, strict=True)]
     return float(torch.stack(errors).max())  # NaN if one of them is
-
-
-def milliseconds(call: Callable[[], Any], repeat: int) -> float:
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    for _ in range(repeat):
-        call()
-    torch.cuda.synchronize()
-    return 1e3 * (time.perf_counter() - began) / repeat
-
-
-def captured(call: Callable[[], Any]) -> Callable[[], None]:
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
 
 
 def measure(shape: str, variants: list[str], rounds: int) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Values that the shell completes: names of recipes, families, pages and keys. Files are completed by the shell."""
 
 from collections.abc import Iterable
+from typing import get_args
 
 
 def recipe_values(incomplete: str) -> list[str]:
@@ -29,10 +30,13 @@ def key_values(incomplete: str) -> list[str]:
 
 
 def unit_values(incomplete: str) -> list[str]:
-    return _starting(incomplete, ("token", "word", "line", "document"))
+    from longspan.scoring.surprisal import Per
+
+    return _starting(incomplete, get_args(Per))
 
 
 def table_values(incomplete: str) -> list[str]:
+    """Written out, because the list in `scoring/surprisal_files.py` needs torch."""
     return _starting(incomplete, ("csv", "jsonl", "parquet"))
 
 

@@ -22,7 +22,8 @@ from longspan.contract import Decoder, LanguageModel
 from longspan.cuda_graphs import GraphDecoder, capture, warm_up
 from longspan.decoding.fused import FusedDecoder
 from longspan.decoding.persistent import PersistentDecoder
-from longspan.decoding.sampling import Sampling, sampler
+from longspan.decoding.samplers import sampler
+from longspan.decoding.sampling import Sampling
 from longspan.decoding.step_layers import step_layers
 from longspan.experiments.bench.timing import PRESETS
 from longspan.kernels import one_token

@@ -73,9 +73,13 @@ class FusedDecoder(RollingDecoder):
         super().load(state, age)
         self.count.fill_(self.written)
 
+    def undo(self) -> None:
+        super().undo()
+        self.count.sub_(1)
+
     def buffers(self) -> list[Tensor]:
         # Without keys and values: a repeated step writes the same slot again.
-        return [self.count, *self.inputs]
+        return [self.count, *self.history]
 
     @torch.no_grad()
     def launch(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
@@ -97,7 +101,7 @@ class FusedDecoder(RollingDecoder):
 
     def convolve(self, n: int, layer: StepLayer, x: Any) -> Any:  # noqa: ARG002
         inputs = torch.cat([self.inputs[n], self.finish(_deferred(x))[:, None]], dim=1)
-        self.inputs[n].copy_(inputs[:, 1:])
+        self.history[n].copy_(inputs)
         return Deferred((inputs * self.taps[n]).sum(dim=1))
 
     def attention(self, n: int, layer: StepLayer, x: Any) -> Deferred:

@@ -9,7 +9,8 @@ import torch
 
 from longspan.contract import Decoder
 from longspan.decoding.open import open_decoder
-from longspan.decoding.sampling import Sampling, sampler
+from longspan.decoding.samplers import sampler
+from longspan.decoding.sampling import Sampling
 from longspan.decoding.stream import StreamDecoder
 from longspan.experiments.bench.timing import Line, Preset, attention_flops, dense_flops, seconds
 from longspan.models.families import build

@@ -138,6 +138,24 @@ def test_a_softmax_split_into_parts_equals_the_layers(monkeypatch: pytest.Monkey
     assert largest_difference("plain", 1, "cpu", torch.float32, fused) < 1e-5
 
 
+@interpreted
+def test_rows_that_share_position_keys_equal_those_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three rows of different lengths, two per program: one empty, one partly filled, one that has wrapped around."""
+    B, H, S, D = 3, 2, 21, 10
+    torch.manual_seed(1)
+    given = [torch.randn(B, 3, H, D), torch.randn(B, H, S, D), torch.randn(B, H, S, D), torch.randn(H, 12, D)]
+    biases, count = [torch.randn(H, D), torch.randn(H, D)], torch.tensor([0, 9, 50])
+    results = []
+    for plan in (one_token.Walk(16, 1, 4, 1), one_token.Walk(16, 1, 4, 2, 2)):
+        monkeypatch.setattr(one_token, "walk", lambda *_, plan=plan: plan)
+        tensors, out = [tensor.clone() for tensor in given], torch.zeros(B, H, D)
+        one_token.rolling_attention(*tensors, *biases, count, torch.empty(B * H, D + 2), out)
+        results.append([out, *tensors[1:3]])
+    for alone, together in zip(*results, strict=True):
+        torch.testing.assert_close(together, alone, rtol=0, atol=1e-6)
+    assert not torch.equal(results[0][1], given[1])
+
+
 class FakeGraph(torch.cuda.CUDAGraph):
     """A CUDA graph on a machine without CUDA: a replay runs the work."""
 

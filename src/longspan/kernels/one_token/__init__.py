@@ -37,6 +37,8 @@ class Walk(NamedTuple):
     splits: int
     warps: int
     stages: int
+    rows: int = 1
+    """Rows of the batch per program, which share position keys. More than 1 only with one split."""
 
 
 def tiles(N: int, K: int) -> Tiles:
@@ -122,11 +124,18 @@ def rolling_attention(
     `written` counts earlier tokens, one for all rows or one per row. This one goes to slot `written % S`, and the
     slot written `a` steps ago is at distance a. `partial` is a buffer of shape `partial_size`.
     """
-    from longspan.kernels.one_token.kernels import combine_kernel, rolling_kernel
+    from longspan.kernels.one_token.kernels import combine_kernel, rolling_kernel, rolling_rows_kernel
 
     B, H, S, D = keys.shape
     plan, width = walk(B * H, S), power(D)
     launch = {"PDL": PDL, "launch_pdl": PDL}
+    if plan.rows > 1:
+        rolling_rows_kernel[(-(-B // plan.rows) * H,)](
+            qkv, keys, values, distance, u, w, written, out, B, H, S, distance.shape[1], distance.stride(0),
+            distance.stride(1), written.stride(0) if written.dim() else 0, D**-0.5,
+            D=D, BD=width, ROWS=plan.rows, SLOTS=plan.slots, STAGES=plan.stages, num_warps=plan.warps, **launch,
+        )  # fmt: skip
+        return
     rolling_kernel[(B * H, plan.splits)](
         qkv, keys, values, distance, u, w, written, partial, out, H, S, distance.shape[1], distance.stride(0),
         distance.stride(1), written.stride(0) if written.dim() else 0, D**-0.5,

@@ -13,7 +13,7 @@ fixed order, so a step is deterministic.
 import triton
 import triton.language as tl
 
-from longspan.kernels.one_token.kernels import LAYER
+from longspan.kernels.one_token.kernels import LAYER, activated
 
 # Entries of a layer in the table of addresses.
 QKV = tl.constexpr(0)
@@ -139,18 +139,6 @@ def load_norm(table, n, like, gain: tl.constexpr, K: tl.constexpr, BK: tl.conste
 @triton.jit
 def product(matrix, x):
     return tl.sum(matrix.to(tl.float32) * x[None, :], 1)
-
-
-@triton.jit
-def activated(x, ACTIVATION: tl.constexpr):
-    if ACTIVATION == 1:
-        x = tl.maximum(x, 0.0)
-    if ACTIVATION == 2:
-        x = tl.maximum(x, 0.0)
-        x = x * x
-    if ACTIVATION == 3:
-        x = 0.5 * x * (1.0 + tl.math.erf(x * 0.7071067811865476))
-    return x
 
 
 @triton.jit

@@ -4,7 +4,8 @@ A layer has six phases, and every program computes some rows of each product. Th
 value is stored together with the number of the step in one 64-bit word, and a reader polls the words it needs until all
 have that number (the LL protocol of NCCL): one trip through the L2 cache instead of a fence, a counter and a load.
 Before it polls, a program loads its weights (or keys, values and position keys), so the latency of memory overlaps with
-the wait.
+the wait. Weights, keys and values exceed the L2 cache, so every step reads them from memory. They are prefetched into it
+one layer ahead, because a load from memory takes longer than the wait of a phase.
 
 The same kernel runs one phase per launch for the interpreter and the tests. Activations are float32. Every sum has a
 fixed order, so a step is deterministic.
@@ -83,6 +84,44 @@ def entry(table, n, which: tl.constexpr, like):
     """The address of a tensor of layer n, as a pointer to the model's dtype."""
     address = tl.load(table + n * ENTRIES + which)
     return tl.multiple_of(address.to(like.dtype), 16)
+
+
+@triton.jit
+def prefetch(address, inside):
+    """Start to load sectors of 32 bytes into the L2 cache."""
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
+        "=r,l,r", [address.to(tl.int64), inside.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def prefetch_rows(matrix, first, N, K: tl.constexpr, ROWS: tl.constexpr):
+    """The rows from `first` on."""
+    SECTOR: tl.constexpr = 256 // matrix.dtype.element_ty.primitive_bitwidth
+    SECTORS: tl.constexpr = triton.next_power_of_2((ROWS * K + SECTOR - 1) // SECTOR)
+    at = tl.arange(0, SECTORS) * SECTOR
+    prefetch(matrix + first * K + at, (at < ROWS * K) & (first * K + at < N * K))
+
+
+@triton.jit
+def prefetch_slots(
+    table, n, like, written, S, C, chunk, H: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, SLOTS: tl.constexpr
+):  # fmt: skip
+    """The keys, values and position keys that this program reads first."""
+    SECTOR: tl.constexpr = 256 // like.dtype.element_ty.primitive_bitwidth
+    program = tl.program_id(0)
+    h, split = program // SPLITS, program % SPLITS
+    s = split * chunk + tl.arange(0, SLOTS)
+    away = (written % S).to(tl.int32) - s
+    away = tl.where(away < 0, away + S, away)
+    inside = (h < H) & (s < tl.minimum(split * chunk + chunk, S)) & (away < tl.minimum(written + 1, S))
+    far = h * C + C - 1 - tl.minimum(away, C - 1)
+    part = tl.arange(0, triton.next_power_of_2((D + SECTOR - 1) // SECTOR))[None, :] * SECTOR
+    inside = inside[:, None] & (part < D)
+    prefetch(entry(table, n, KEYS, like) + ((h * S + s) * D)[:, None] + part, inside)
+    prefetch(entry(table, n, VALUES, like) + ((h * S + s) * D)[:, None] + part, inside)
+    prefetch(entry(table, n, DISTANCE, like) + (far * D)[:, None] + part, inside)
 
 
 @triton.jit
@@ -289,6 +328,7 @@ def step_kernel(
     PADDED: tl.constexpr, SLOTS: tl.constexpr, QKV_ROWS: tl.constexpr, I_ROWS: tl.constexpr, E_ROWS: tl.constexpr,
     F_ROWS: tl.constexpr, V_ROWS: tl.constexpr, PRE: tl.constexpr, KIND: tl.constexpr, FINAL: tl.constexpr,
     HEAD_NORM: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, PHASES: tl.constexpr,
+    PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """The layers from `first` to before `last`, and the head if PHASES has it."""
     I: tl.constexpr = H * D  # noqa: E741 (the width inside the attention)
@@ -308,6 +348,17 @@ def step_kernel(
         inner = sums + E
         out = inner + F
         x_box, before = out - BOX, tl.maximum(n - 1, 0)
+        if PREFETCH:
+            if n == first:
+                prefetch_rows(entry(table, n, QKV, head), program * QKV_ROWS, 3 * I, E, QKV_ROWS)
+            prefetch_slots(table, n, head, written, S, C, chunk, H, D, SPLITS, SLOTS)
+            prefetch_rows(entry(table, n, OUTPUT, head), program * E_ROWS, E, I, E_ROWS)
+            prefetch_rows(entry(table, n, UP, head), program * F_ROWS, F, E, F_ROWS)
+            prefetch_rows(entry(table, n, DOWN, head), program * E_ROWS, E, F, E_ROWS)
+            if n + 1 < last:
+                prefetch_rows(entry(table, n + 1, QKV, head), program * QKV_ROWS, 3 * I, E, QKV_ROWS)
+            else:
+                prefetch_rows(head, program * V_ROWS, V, E, V_ROWS)
         if PROJECT & PHASES:
             matrix = load_rows(entry(table, n, QKV, head), p_rows, 3 * I, E, BE)
             if PRE:

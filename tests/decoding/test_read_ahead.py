@@ -93,9 +93,7 @@ class FakeGraph(torch.cuda.CUDAGraph):
         self.replay = work  # type: ignore[method-assign]
 
 
-def choose(
-    logits: torch.Tensor, settings: Sampling, counts: torch.Tensor | None, seed: int, draw: int
-) -> torch.Tensor:
+def choose(logits: torch.Tensor, settings: Sampling, counts: torch.Tensor | None, seed: int, draw: int) -> torch.Tensor:
     """A token that depends on the settings, the counts, the seed and the number of the draw."""
     return settings.choose(logits, torch.Generator().manual_seed(1000 * seed + draw), counts)
 
@@ -221,7 +219,9 @@ def test_tokens_are_those_of_a_plain_loop_wherever_the_caller_stops(
         assert_states_equal(made.decoder.state(), whole.states[stop], lost=name == "window")
         after = whole.after(stop, 2)
         assert list(made.write(2, sampling)) == after.tokens[1:]
-        for one, other in zip(made.decoder.state().tensors().values(), after.states[-1].tensors().values(), strict=True):
+        for one, other in zip(
+            made.decoder.state().tensors().values(), after.states[-1].tensors().values(), strict=True
+        ):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-5)  # other slots, so other roundings
 
 

@@ -11,8 +11,8 @@ import torch
 
 from longspan.contract import Decoder
 from longspan.cuda_graphs import GraphDecoder
-from longspan.decoding.sampling import Sampling
 from longspan.decoding.samplers import CapturedSampler, captured_sampler, kernel_samples, sampler
+from longspan.decoding.sampling import Sampling
 
 READ_AHEAD = True
 

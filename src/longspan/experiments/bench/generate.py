@@ -44,7 +44,7 @@ def measure(preset: Preset, device: torch.device, dtype: torch.dtype) -> Iterato
 
 
 def _rate(decoder: Decoder, model: LanguageModel, batch: int, memory: int, device: torch.device) -> float:
-    """Tokens per second of all rows with a full memory. At batch 1 those that `Session.write` delivers to its caller."""
+    """Tokens per second of all rows with a full memory. At batch 1: what `Session.write` delivers to its caller."""
     prompt = torch.randint(model.config.vocabulary, (batch, memory + 1), device=device)
     if batch == 1:
         session = Session(model)

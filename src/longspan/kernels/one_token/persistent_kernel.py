@@ -4,8 +4,8 @@ A layer has six phases, and every program computes some rows of each product. Th
 value is stored together with the number of the step in one 64-bit word, and a reader polls the words it needs until all
 have that number (the LL protocol of NCCL): one trip through the L2 cache instead of a fence, a counter and a load.
 Before it polls, a program loads its weights (or keys, values and position keys), so the latency of memory overlaps with
-the wait. Weights, keys and values exceed the L2 cache, so every step reads them from memory. They are prefetched into it
-one layer ahead, because a load from memory takes longer than the wait of a phase.
+the wait. Weights, keys and values exceed the L2 cache, so every step reads them from memory. A load from memory takes
+longer than the wait of a phase, so they are prefetched into the L2 cache a layer ahead.
 
 The same kernel runs one phase per launch for the interpreter and the tests. Activations are float32. Every sum has a
 fixed order, so a step is deterministic.

@@ -195,7 +195,12 @@ CANDIDATE_TILES = {  # today's first
     (1536, 512): [Tiles(16, 32, 512, 4, 1), Tiles(16, 32, 512, 8, 1), Tiles(32, 32, 512, 8, 1)],
     (512, 512): [Tiles(16, 16, 512, 4, 1), Tiles(16, 16, 512, 8, 1)],
     (2048, 512): [Tiles(16, 32, 512, 4, 1), Tiles(16, 32, 512, 8, 1), Tiles(32, 32, 512, 8, 1)],
-    (512, 2048): [Tiles(16, 16, 256, 4, 3), Tiles(16, 16, 256, 4, 4), Tiles(16, 16, 2048, 16, 1)],
+    (512, 2048): [
+        Tiles(16, 16, 256, 4, 3),
+        Tiles(16, 16, 256, 4, 4),
+        Tiles(32, 32, 512, 8, 1, 4),
+        Tiles(16, 32, 512, 4, 1, 4),
+    ],
 }
 CANDIDATE_WALKS = [  # today's first
     Walk(64, 1, 4, 2), Walk(32, 1, 4, 3, 2), Walk(32, 1, 8, 3, 2), Walk(64, 1, 8, 3, 2), Walk(32, 1, 8, 3, 4),
@@ -225,7 +230,10 @@ def tune(pdl: tuple[bool, ...] = (False, True)) -> tuple[dict[tuple[int, int], T
         x, out = torch.randn(64, K, device=DEVICE).bfloat16(), torch.zeros(64, N, device=DEVICE).bfloat16()
         kept = torch.randn(64, N, device=DEVICE).bfloat16()
         # The two forms in a layer.
-        options: dict[str, Any] = {"norm": norm} if N > 512 else {"residual": kept, "residual_norm": norm}
+        scratch = one_token.Scratch.of(64, N, DEVICE)
+        options: dict[str, Any] = (
+            {"norm": norm} if N > 512 else {"residual": kept, "residual_norm": norm, "scratch": scratch}
+        )
         calls = [partial(one_token.linear, x, weight, None, out, **options) for weight in weights]
         settings = [(tile, {"one__tiles": partial(_always, tile)}) for tile in candidates]
         best[N, K] = compare(f"{N}x{K}", calls, out, settings, pdl)

@@ -58,6 +58,7 @@ class FusedDecoder(RollingDecoder):
         self.attended = buffer(B, c.heads, c.head_size)
         self.sums, self.outs = buffer(c.layers, B, c.width), buffer(c.layers, B, c.width)
         self.inner = buffer(B, c.inner_size)
+        self.scratch = one_token.Scratch.of(B, c.width, like.device)
         self.partial = buffer(*one_token.partial_size(B * c.heads, self.size, c.head_size), dtype=torch.float32)
         # Without clusters and projections the head is one more product.
         self.logits = buffer(B, c.vocabulary, dtype=torch.float32) if plain_softmax(model) else None
@@ -132,7 +133,13 @@ class FusedDecoder(RollingDecoder):
             activation=layer.activation,
         )
         one_token.linear(
-            self.inner, layer.down.weight, layer.down.bias, self.outs[n], residual=x.x, residual_norm=x.kernel_norm
+            self.inner,
+            layer.down.weight,
+            layer.down.bias,
+            self.outs[n],
+            residual=x.x,
+            residual_norm=x.kernel_norm,
+            scratch=self.scratch,
         )
         return Deferred(self.outs[n], None if layer.pre_norm else layer.feed_forward_norm)
 

@@ -28,6 +28,23 @@ class Tiles(NamedTuple):
     inner: int
     warps: int
     stages: int
+    splits: int = 1
+    """Programs that share a long K. More than 1 only without a norm of the input."""
+
+
+MOST_TILES, MOST_K_SPLITS = 4096, 8
+
+
+class Scratch(NamedTuple):
+    """What programs that share a product give to each other."""
+
+    parts: Float[Tensor, "P"]
+    tickets: Int[Tensor, "T"]
+
+    @classmethod
+    def of(cls, rows: int, width: int, device: torch.device) -> "Scratch":
+        parts = torch.empty(MOST_K_SPLITS * rows * width, device=device)
+        return cls(parts, torch.zeros(MOST_TILES, dtype=torch.int32, device=device))
 
 
 class Walk(NamedTuple):
@@ -79,8 +96,9 @@ def linear(
     activation: str | None = None,
     residual: Float[Tensor, "B N"] | None = None,
     residual_norm: Norm | None = None,
+    scratch: Scratch | None = None,
 ) -> None:
-    """out = residual_norm(residual) + activation(norm(x) W^T + b)."""
+    """out = residual_norm(residual) + activation(norm(x) W^T + b). With `scratch`, programs may share a long K."""
     from longspan.kernels.one_token.kernels import row_kernel, rows_kernel
 
     B, N, K = x.shape[0], *weight.shape
@@ -102,9 +120,35 @@ def linear(
         row_kernel[(-(-N // columns), B)](*inputs, COLUMNS=columns, num_warps=4, **shape, **launch)
         return
     tile = tiles(N, K)
+    if tile.splits > 1 and scratch is not None and norm is None:
+        _split_linear(x, weight, bias, out, activation, residual, residual_norm, scratch, tile)
+        return
     rows_kernel[(-(-N // tile.columns), -(-B // tile.rows))](
         *inputs, COLUMNS=tile.columns, ROWS=tile.rows, INNER=tile.inner, PRECISION=_precision(x),
         num_warps=tile.warps, num_stages=tile.stages, **shape, **launch,
+    )  # fmt: skip
+
+
+def _split_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    activation: str | None,
+    residual: Tensor | None,
+    residual_norm: Norm | None,
+    scratch: Scratch,
+    tile: Tiles,
+) -> None:
+    from longspan.kernels.one_token.split_product import split_kernel
+
+    B, N, K = x.shape[0], *weight.shape
+    split_kernel[(-(-N // tile.columns), -(-B // tile.rows), tile.splits)](
+        x, weight, bias, out, residual, *_parts(residual_norm), scratch.parts, scratch.tickets, B,
+        N=N, K=K, BN=power(N), COLUMNS=tile.columns, ROWS=tile.rows, INNER=power(-(-K // tile.splits)),
+        SPLITS=tile.splits, ACTIVATION=ACTIVATIONS[activation], RESIDUAL=residual is not None,
+        RESIDUAL_NORM=kind_of(residual_norm), BIAS=bias is not None, PRECISION=_precision(x), PDL=PDL,
+        num_warps=tile.warps, num_stages=tile.stages, launch_pdl=PDL,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from longspan.kernels.one_token.kernels import LAYER, activated
+from longspan.kernels.one_token.messages import receive, receive_vector, send
 
 # Entries of a layer in the table of addresses.
 QKV = tl.constexpr(0)
@@ -38,45 +39,6 @@ ENTRIES = tl.constexpr(17)
 
 # Bits of the phases.
 PROJECT, ATTEND, COMBINE, MIX, EXPAND, CONTRACT, HEAD = (tl.constexpr(1 << bit) for bit in range(7))
-PATIENCE = tl.constexpr(200000)
-"""Polls before a reader gives up, about 0.2 s: a wait without an end would block the device."""
-
-
-@triton.jit
-def send(box, at, inside, value, epoch):
-    """Store values with the number of the step."""
-    bits = value.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
-    tl.store(box + at, (epoch << 32) | bits, mask=inside)
-
-
-@triton.jit
-def missing(words, inside, epoch):
-    """How many words are not of this step."""
-    return tl.sum(tl.ravel(((words >> 32) != epoch) & inside).to(tl.int32), 0)
-
-
-@triton.jit
-def value_of(words):
-    return (words & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def receive(box, at, inside, epoch, failed):
-    """Values of this step, as soon as all have been sent; 0 outside."""
-    words = tl.load(box + at, mask=inside, other=0, volatile=True)
-    polls = 0
-    while (missing(words, inside, epoch) > 0) & (polls < PATIENCE):
-        words = tl.load(box + at, mask=inside, other=0, volatile=True)
-        polls += 1
-    if polls == PATIENCE:
-        tl.store(failed, 1)
-    return value_of(words)
-
-
-@triton.jit
-def receive_vector(box, epoch, failed, K: tl.constexpr, BK: tl.constexpr):
-    k = tl.arange(0, BK)
-    return receive(box, k, k < K, epoch, failed)
 
 
 @triton.jit

@@ -38,7 +38,9 @@ class CapturedSampler:
         self.tokens = decoder.tokens  # the graphs read this buffer
         random = torch.zeros(rows, 3, dtype=torch.int64, device=device)
         self.host = HostTokens(rows, device) if ahead else None
-        found = self.host and (self.host.rows if ZERO_COPY else torch.zeros_like(self.host.rows, device=device))
+        found = None
+        if self.host is not None:
+            found = self.host.rows if ZERO_COPY else torch.zeros_like(self.host.rows, device=device)
         self.places = kernel.Places(self.tokens, random, found)
         width = known or model.config.vocabulary
         self.counts = torch.zeros(rows, width, device=device) if sampling.penalises else None

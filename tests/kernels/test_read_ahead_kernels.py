@@ -32,9 +32,7 @@ def open_fused(model: LanguageModel, state: State | None = None, **_: Any) -> De
 
 @pytest.mark.parametrize("zero_copy", [True, False])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8, frequency_penalty=1.0)])
-def test_tokens_are_those_of_a_plain_loop(
-    sampling: Sampling, zero_copy: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_are_those_of_a_plain_loop(sampling: Sampling, zero_copy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graphs, "warm_up", lambda work: work())
     monkeypatch.setattr(cuda_graphs, "capture", FakeGraph)
     for module in (samplers, written_tokens):

@@ -120,8 +120,9 @@ def rows_kernel(
 ):  # fmt: skip
     """Several rows per program, which share each loaded weight.
 
-    A product of this size is bound by latency. So everything is loaded before the first reduction, whose barrier no
-    load can cross, and what does not depend on the previous kernel is loaded first.
+    A product of this size is bound by latency. So everything is loaded before the first barrier, which no load can
+    cross. The weights are loaded last, because they go to shared memory, with a barrier, as soon as they arrive; with
+    dependent launch they are loaded first, because they do not depend on the previous kernel.
     """
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -129,7 +130,8 @@ def rows_kernel(
     inside = columns < N
     n = tl.arange(0, BN)
     if INNER >= K:
-        matrix = load_tile(weight, columns, N, k, K)
+        if PDL:
+            matrix = load_tile(weight, columns, N, k, K)
         if NORM:
             gains, shifts = load_gains(gain, shift, k, k < K, NORM)
     if BIAS:
@@ -143,6 +145,9 @@ def rows_kernel(
         kept = load_tile(residual, rows, B, columns, N)
     if RESIDUAL_NORM:
         kept_rows = load_tile(residual, rows, B, n, N)
+    if INNER >= K:
+        if not PDL:
+            matrix = load_tile(weight, columns, N, k, K)
     if NORM:
         if INNER >= K:
             mean, scale = deviation(tile.to(tl.float32), (k < K)[None, :], eps, K, NORM)

@@ -26,28 +26,37 @@ def split_kernel(
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     k = tl.program_id(2) * INNER + tl.arange(0, INNER)
-    matrix = load_tile(weight, columns, N, k, K)
+    if PDL:
+        matrix = load_tile(weight, columns, N, k, K)
     after_previous(PDL)
-    acc = tl.dot(load_tile(x, rows, B, k, K), tl.trans(matrix), input_precision=PRECISION)
+    tile = load_tile(x, rows, B, k, K)
+    if not PDL:
+        matrix = load_tile(weight, columns, N, k, K)  # last, as in `rows_kernel`
+    acc = tl.dot(tile, tl.trans(matrix), input_precision=PRECISION)
     inside = (rows < B)[:, None] & (columns < N)[None, :]
     place = rows[:, None] * N + columns[None, :]
     tl.store(parts + tl.program_id(2) * B * N + place, acc, mask=inside)
     tl.debug_barrier()  # all parts are stored before the ticket is taken
     ticket = tl.atomic_add(tickets + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), 1, sem="acq_rel")
     if ticket % SPLITS == SPLITS - 1:
+        n = tl.arange(0, BN)
+        if BIAS:
+            biases = tl.load(bias + columns, mask=columns < N, other=0.0)
+        if RESIDUAL:
+            kept = load_tile(residual, rows, B, columns, N)
+        if RESIDUAL_NORM:
+            kept_rows = load_tile(residual, rows, B, n, N)
+            gains, shifts = load_gains(residual_gain, residual_shift, columns, columns < N, RESIDUAL_NORM)
         total = tl.zeros([ROWS, COLUMNS], tl.float32)
         for split in tl.static_range(SPLITS):
             total += tl.load(parts + split * B * N + place, mask=inside, other=0.0, cache_modifier=".cg")
         if BIAS:
-            total += tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+            total += biases.to(tl.float32)[None, :]
         total = activated(total, ACTIVATION)
         if RESIDUAL:
-            kept = load_tile(residual, rows, B, columns, N).to(tl.float32)
+            kept = kept.to(tl.float32)
             if RESIDUAL_NORM:
-                n = tl.arange(0, BN)
-                complete = load_tile(residual, rows, B, n, N).to(tl.float32)
-                gains, shifts = load_gains(residual_gain, residual_shift, columns, columns < N, RESIDUAL_NORM)
-                mean, scale = deviation(complete, (n < N)[None, :], residual_eps, N, RESIDUAL_NORM)
+                mean, scale = deviation(kept_rows.to(tl.float32), (n < N)[None, :], residual_eps, N, RESIDUAL_NORM)
                 kept = scaled(kept, mean, scale, gains, shifts, RESIDUAL_NORM)
             total += kept
         store_tile(total, out, rows, B, columns, N)

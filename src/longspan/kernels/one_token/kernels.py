@@ -145,9 +145,8 @@ def rows_kernel(
         kept = load_tile(residual, rows, B, columns, N)
     if RESIDUAL_NORM:
         kept_rows = load_tile(residual, rows, B, n, N)
-    if INNER >= K:
-        if not PDL:
-            matrix = load_tile(weight, columns, N, k, K)
+    if INNER >= K and not PDL:
+        matrix = load_tile(weight, columns, N, k, K)
     if NORM:
         if INNER >= K:
             mean, scale = deviation(tile.to(tl.float32), (k < K)[None, :], eps, K, NORM)

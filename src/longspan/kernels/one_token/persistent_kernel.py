@@ -15,75 +15,32 @@ import triton
 import triton.language as tl
 
 from longspan.kernels.one_token.kernels import LAYER, activated
+from longspan.kernels.one_token.layer_table import (
+    ATTENTION_GAIN,
+    DISTANCE,
+    DOWN,
+    DOWN_BIAS,
+    ENTRIES,
+    FEED_FORWARD_GAIN,
+    KEY_GAIN,
+    KEYS,
+    OUTPUT,
+    QKV,
+    QUERY_GAIN,
+    UP,
+    UP_BIAS,
+    VALUES,
+    U,
+    W,
+    entry,
+    prefetch_rows,
+    prefetch_slots,
+    prefetch_vectors,
+)
 from longspan.kernels.one_token.messages import receive, receive_vector, send
-
-# Entries of a layer in the table of addresses.
-QKV = tl.constexpr(0)
-OUTPUT = tl.constexpr(1)
-UP = tl.constexpr(2)
-UP_BIAS = tl.constexpr(3)
-DOWN = tl.constexpr(4)
-DOWN_BIAS = tl.constexpr(5)
-ATTENTION_GAIN = tl.constexpr(6)
-ATTENTION_SHIFT = tl.constexpr(7)
-FEED_FORWARD_GAIN = tl.constexpr(8)
-FEED_FORWARD_SHIFT = tl.constexpr(9)
-KEYS = tl.constexpr(10)
-VALUES = tl.constexpr(11)
-DISTANCE = tl.constexpr(12)
-U = tl.constexpr(13)
-W = tl.constexpr(14)
-QUERY_GAIN = tl.constexpr(15)
-KEY_GAIN = tl.constexpr(16)
-ENTRIES = tl.constexpr(17)
 
 # Bits of the phases.
 PROJECT, ATTEND, COMBINE, MIX, EXPAND, CONTRACT, HEAD = (tl.constexpr(1 << bit) for bit in range(7))
-
-
-@triton.jit
-def entry(table, n, which: tl.constexpr, like):
-    """The address of a tensor of layer n, as a pointer to the model's dtype."""
-    address = tl.load(table + n * ENTRIES + which)
-    return tl.multiple_of(address.to(like.dtype), 16)
-
-
-@triton.jit
-def prefetch(address, inside):
-    """Start to load sectors of 32 bytes into the L2 cache."""
-    tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
-        "=r,l,r", [address.to(tl.int64), inside.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@triton.jit
-def prefetch_rows(matrix, first, N, K: tl.constexpr, ROWS: tl.constexpr):
-    """The rows from `first` on."""
-    SECTOR: tl.constexpr = 256 // matrix.dtype.element_ty.primitive_bitwidth
-    SECTORS: tl.constexpr = triton.next_power_of_2((ROWS * K + SECTOR - 1) // SECTOR)
-    at = tl.arange(0, SECTORS) * SECTOR
-    prefetch(matrix + first * K + at, (at < ROWS * K) & (first * K + at < N * K))
-
-
-@triton.jit
-def prefetch_slots(
-    table, n, like, written, S, C, chunk, H: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, SLOTS: tl.constexpr
-):  # fmt: skip
-    """The keys, values and position keys that this program reads first."""
-    SECTOR: tl.constexpr = 256 // like.dtype.element_ty.primitive_bitwidth
-    program = tl.program_id(0)
-    h, split = program // SPLITS, program % SPLITS
-    s = split * chunk + tl.arange(0, SLOTS)
-    away = (written % S).to(tl.int32) - s
-    away = tl.where(away < 0, away + S, away)
-    inside = (h < H) & (s < tl.minimum(split * chunk + chunk, S)) & (away < tl.minimum(written + 1, S))
-    far = h * C + C - 1 - tl.minimum(away, C - 1)
-    part = tl.arange(0, triton.next_power_of_2((D + SECTOR - 1) // SECTOR))[None, :] * SECTOR
-    inside = inside[:, None] & (part < D)
-    prefetch(entry(table, n, KEYS, like) + ((h * S + s) * D)[:, None] + part, inside)
-    prefetch(entry(table, n, VALUES, like) + ((h * S + s) * D)[:, None] + part, inside)
-    prefetch(entry(table, n, DISTANCE, like) + (far * D)[:, None] + part, inside)
 
 
 @triton.jit
@@ -115,16 +72,9 @@ def normalised(x, gain, shift, eps, K: tl.constexpr, BK: tl.constexpr, KIND: tl.
 
 
 @triton.jit
-def residual(
-    x, here, at, gain, shift, eps, K: tl.constexpr, BK: tl.constexpr, KIND: tl.constexpr, NORM: tl.constexpr
-):  # fmt: skip
-    """The entries `at` of x, which are `here`; normalised if NORM."""
-    if NORM:
-        mean, scale = moments(x, eps, K, BK, KIND)
-        here = (here - mean) * scale * load_at(gain, at, K)
-        if KIND == LAYER:
-            here += load_at(shift, at, K)
-    return here
+def pick(x, at, BK: tl.constexpr):
+    """The entries `at` of a vector."""
+    return tl.sum(tl.where(at[:, None] == tl.arange(0, BK)[None, :], x[None, :], 0.0), 1)
 
 
 @triton.jit
@@ -271,14 +221,37 @@ def layer_input(x_box, tokens, embedding, embedding_scale, n, epoch, failed, E: 
 
 
 @triton.jit
-def input_rows(x_box, tokens, embedding, embedding_scale, n, at, epoch, failed, E: tl.constexpr):
-    """The same at some entries."""
-    if n == 0:
-        token = tl.maximum(tl.load(tokens), 0)
-        x = load_at(embedding + token * E, at, E) * embedding_scale
+def normed_input(
+    table, n, like, x_box, tokens, embedding, embedding_scale, epoch, failed, eps,
+    E: tl.constexpr, BE: tl.constexpr, PRE: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    """The input of layer n that is multiplied, and the one that is added to its result."""
+    if PRE:
+        gain, shift = load_norm(table, n, like, ATTENTION_GAIN, E, BE, KIND)
     else:
-        x = receive(x_box, at, at < E, epoch, failed)
-    return x
+        gain, shift = load_norm(table, tl.maximum(n - 1, 0), like, FEED_FORWARD_GAIN, E, BE, KIND)
+    x = layer_input(x_box, tokens, embedding, embedding_scale, n, epoch, failed, E, BE)
+    normed = normalised(x, gain, shift, eps, E, BE, KIND)
+    if not PRE:
+        normed = tl.where(n > 0, normed, x)
+        x = normed
+    return normed, x
+
+
+@triton.jit
+def normed_sums(
+    table, n, like, sums, epoch, failed, eps, E: tl.constexpr, BE: tl.constexpr, PRE: tl.constexpr, KIND: tl.constexpr
+):  # fmt: skip
+    """The same for the feed-forward layer."""
+    if PRE:
+        gain, shift = load_norm(table, n, like, FEED_FORWARD_GAIN, E, BE, KIND)
+    else:
+        gain, shift = load_norm(table, n, like, ATTENTION_GAIN, E, BE, KIND)
+    x = receive_vector(sums, epoch, failed, E, BE)
+    normed = normalised(x, gain, shift, eps, E, BE, KIND)
+    if not PRE:
+        x = normed
+    return normed, x
 
 
 @triton.jit(do_not_specialize=["S", "C", "chunk", "first", "last"])
@@ -309,29 +282,30 @@ def step_kernel(
         sums = attended + I
         inner = sums + E
         out = inner + F
-        x_box, before = out - BOX, tl.maximum(n - 1, 0)
+        x_box = out - BOX
         if PREFETCH:
             if n == first:
+                prefetch_rows(table, 0, LAYERS, ENTRIES, LAYERS)
                 prefetch_rows(entry(table, n, QKV, head), program * QKV_ROWS, 3 * I, E, QKV_ROWS)
             prefetch_slots(table, n, head, written, S, C, chunk, H, D, SPLITS, SLOTS)
             prefetch_rows(entry(table, n, OUTPUT, head), program * E_ROWS, E, I, E_ROWS)
             prefetch_rows(entry(table, n, UP, head), program * F_ROWS, F, E, F_ROWS)
             prefetch_rows(entry(table, n, DOWN, head), program * E_ROWS, E, F, E_ROWS)
+            prefetch_vectors(table, n, head, E, KIND)
+            if BIAS:
+                prefetch_rows(entry(table, n, UP_BIAS, head), program * F_ROWS, F, 1, F_ROWS)
+                prefetch_rows(entry(table, n, DOWN_BIAS, head), program * E_ROWS, E, 1, E_ROWS)
             if n + 1 < last:
                 prefetch_rows(entry(table, n + 1, QKV, head), program * QKV_ROWS, 3 * I, E, QKV_ROWS)
             else:
                 prefetch_rows(head, program * V_ROWS, V, E, V_ROWS)
         if PROJECT & PHASES:
             matrix = load_rows(entry(table, n, QKV, head), p_rows, 3 * I, E, BE)
-            if PRE:
-                gain, shift = load_norm(table, n, head, ATTENTION_GAIN, E, BE, KIND)
-            else:
-                gain, shift = load_norm(table, before, head, FEED_FORWARD_GAIN, E, BE, KIND)
-            x = layer_input(x_box, tokens, embedding, embedding_scale, n, epoch, failed, E, BE)
-            normed = normalised(x, gain, shift, eps, E, BE, KIND)
-            if not PRE:
-                normed = tl.where(n > 0, normed, x)
+            normed, kept = normed_input(
+                table, n, head, x_box, tokens, embedding, embedding_scale, epoch, failed, eps, E, BE, PRE, KIND
+            )  # fmt: skip
             send(qkv, p_rows, p_rows < 3 * I, product(matrix, normed), epoch)
+            kept_rows = pick(kept, e_rows, BE)
         if ATTEND & PHASES:
             attend(
                 table, n, head, qkv, partial, epoch, failed, written, S, C, chunk, head_eps, scale,
@@ -342,35 +316,29 @@ def step_kernel(
             send(attended, i_rows, i_rows < I, y, epoch)
         if MIX & PHASES:
             matrix = load_rows(entry(table, n, OUTPUT, head), e_rows, E, I, BI)
-            kept = input_rows(x_box, tokens, embedding, embedding_scale, n, e_rows, epoch, failed, E)
-            if not PRE:
-                x = layer_input(x_box, tokens, embedding, embedding_scale, n, epoch, failed, E, BE)
-                gain = entry(table, before, FEED_FORWARD_GAIN, head)
-                shift = entry(table, before, FEED_FORWARD_SHIFT, head)
-                kept = tl.where(n > 0, residual(x, kept, e_rows, gain, shift, eps, E, BE, KIND, True), kept)
-            y = product(matrix, receive_vector(attended, epoch, failed, I, BI)) + kept
+            if not (PROJECT & PHASES):
+                _, kept = normed_input(
+                    table, n, head, x_box, tokens, embedding, embedding_scale, epoch, failed, eps, E, BE, PRE, KIND
+                )  # fmt: skip
+                kept_rows = pick(kept, e_rows, BE)
+            y = product(matrix, receive_vector(attended, epoch, failed, I, BI)) + kept_rows
             send(sums, e_rows, e_rows < E, y, epoch)
         if EXPAND & PHASES:
             matrix = load_rows(entry(table, n, UP, head), f_rows, F, E, BE)
             bias = tl.zeros([F_ROWS], tl.float32)
             if BIAS:
                 bias = load_at(entry(table, n, UP_BIAS, head), f_rows, F)
-            if PRE:
-                gain, shift = load_norm(table, n, head, FEED_FORWARD_GAIN, E, BE, KIND)
-            else:
-                gain, shift = load_norm(table, n, head, ATTENTION_GAIN, E, BE, KIND)
-            x = normalised(receive_vector(sums, epoch, failed, E, BE), gain, shift, eps, E, BE, KIND)
-            send(inner, f_rows, f_rows < F, activated(product(matrix, x) + bias, ACTIVATION), epoch)
+            normed, kept = normed_sums(table, n, head, sums, epoch, failed, eps, E, BE, PRE, KIND)
+            send(inner, f_rows, f_rows < F, activated(product(matrix, normed) + bias, ACTIVATION), epoch)
+            kept_rows = pick(kept, e_rows, BE)
         if CONTRACT & PHASES:
             matrix = load_rows(entry(table, n, DOWN, head), e_rows, E, F, BF)
-            kept = receive(sums, e_rows, e_rows < E, epoch, failed)
-            if not PRE:
-                gain, shift = entry(table, n, ATTENTION_GAIN, head), entry(table, n, ATTENTION_SHIFT, head)
-                x = receive_vector(sums, epoch, failed, E, BE)
-                kept = residual(x, kept, e_rows, gain, shift, eps, E, BE, KIND, True)
+            if not (EXPAND & PHASES):
+                _, kept = normed_sums(table, n, head, sums, epoch, failed, eps, E, BE, PRE, KIND)
+                kept_rows = pick(kept, e_rows, BE)
             if BIAS:
-                kept += load_at(entry(table, n, DOWN_BIAS, head), e_rows, E)
-            y = product(matrix, receive_vector(inner, epoch, failed, F, BF)) + kept
+                kept_rows += load_at(entry(table, n, DOWN_BIAS, head), e_rows, E)
+            y = product(matrix, receive_vector(inner, epoch, failed, F, BF)) + kept_rows
             send(out, e_rows, e_rows < E, y, epoch)
     if HEAD & PHASES:
         v_rows = program * V_ROWS + tl.arange(0, V_ROWS)

@@ -43,6 +43,29 @@ def receive(box, at, inside, epoch, failed):
 
 
 @triton.jit
+def missing_of_three(a, b, c, inside, epoch):
+    lost = ((a >> 32) != epoch) | ((b >> 32) != epoch) | ((c >> 32) != epoch)
+    return tl.sum(tl.ravel(lost & inside).to(tl.int32), 0)
+
+
+@triton.jit
+def receive_three(box, first, second, third, inside, epoch, failed):
+    """Three tiles of values, whose words are loaded together: one trip to the L2 cache instead of three."""
+    a = tl.load(box + first, mask=inside, other=0, volatile=True)
+    b = tl.load(box + second, mask=inside, other=0, volatile=True)
+    c = tl.load(box + third, mask=inside, other=0, volatile=True)
+    polls = 0
+    while (missing_of_three(a, b, c, inside, epoch) > 0) & (polls < PATIENCE):
+        a = tl.load(box + first, mask=inside, other=0, volatile=True)
+        b = tl.load(box + second, mask=inside, other=0, volatile=True)
+        c = tl.load(box + third, mask=inside, other=0, volatile=True)
+        polls += 1
+    if polls == PATIENCE:
+        tl.store(failed, 1)
+    return value_of(a), value_of(b), value_of(c)
+
+
+@triton.jit
 def receive_vector(box, epoch, failed, K: tl.constexpr, BK: tl.constexpr):
     k = tl.arange(0, BK)
     return receive(box, k, k < K, epoch, failed)

@@ -37,7 +37,7 @@ from longspan.kernels.one_token.layer_table import (
     prefetch_slots,
     prefetch_vectors,
 )
-from longspan.kernels.one_token.messages import receive, receive_vector, send
+from longspan.kernels.one_token.messages import receive, receive_three, receive_vector, send
 
 # Bits of the phases.
 PROJECT, ATTEND, COMBINE, MIX, EXPAND, CONTRACT, HEAD = (tl.constexpr(1 << bit) for bit in range(7))
@@ -199,10 +199,11 @@ def combined(
     """The outputs i of all heads, from the parts of their softmax."""
     split = tl.arange(0, PADDED)[:, None]
     inside = (split < SPLITS) & (i < H * D)[None, :]
-    edge = partial + SPLITS * H * D + split * H + (i // D)[None, :]
-    sums = receive(partial, split * (H * D) + i[None, :], inside, epoch, failed)
-    tops = tl.where(inside, receive(edge, 0, inside, epoch, failed), float("-inf"))
-    totals = receive(edge, SPLITS * H, inside, epoch, failed)
+    edge = SPLITS * H * D + split * H + (i // D)[None, :]
+    sums, tops, totals = receive_three(
+        partial, split * (H * D) + i[None, :], edge, edge + SPLITS * H, inside, epoch, failed
+    )  # fmt: skip
+    tops = tl.where(inside, tops, float("-inf"))
     top = tl.max(tops, 0)
     share = tl.exp(tops - tl.where(top == float("-inf"), 0.0, top)[None, :])
     total = tl.sum(totals * share, 0)
@@ -345,15 +346,17 @@ def step_kernel(
         k = tl.arange(0, BE)
         matrix = load_rows(head, v_rows, V, E, BE)
         bias = load_at(head_bias, v_rows, V)
-        x = receive_vector(boxes + LAYERS * BOX - E, epoch, failed, E, BE)
         if not PRE:
             gain, shift = load_norm(table, LAYERS - 1, head, FEED_FORWARD_GAIN, E, BE, KIND)
+        if FINAL:
+            last_gain, last_shift = load_at(final_gain, k, E), tl.zeros([BE], tl.float32)
+            if FINAL == LAYER:
+                last_shift = load_at(final_shift, k, E)
+        x = receive_vector(boxes + LAYERS * BOX - E, epoch, failed, E, BE)
+        if not PRE:
             x = normalised(x, gain, shift, eps, E, BE, KIND)
         if FINAL:
-            gain, shift = load_at(final_gain, k, E), tl.zeros([BE], tl.float32)
-            if FINAL == LAYER:
-                shift = load_at(final_shift, k, E)
-            x = normalised(x, gain, shift, final_eps, E, BE, FINAL)
+            x = normalised(x, last_gain, last_shift, final_eps, E, BE, FINAL)
         # A reader that gave up has computed with old values: NaN, which the sampler reports.
         y = tl.where(tl.load(failed, volatile=True) != 0, float("nan"), (product(matrix, x) + bias) * head_scale)
         tl.store(logits + v_rows, y, mask=v_rows < V)

@@ -121,16 +121,18 @@ def rows_kernel(
     """Several rows per program, which share each loaded weight.
 
     A product of this size is bound by latency. So everything is loaded before the first barrier, which no load can
-    cross. The weights are loaded last, because they go to shared memory, with a barrier, as soon as they arrive; with
-    dependent launch they are loaded first, because they do not depend on the previous kernel.
+    cross. The weights are loaded last, because they go to shared memory, with a barrier, as soon as they arrive. With
+    dependent launch they are loaded first, because they do not depend on the previous kernel; in float32 as well,
+    because the compiler spills all registers otherwise.
     """
+    FIRST: tl.constexpr = PDL or PRECISION == "ieee"
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     k = tl.arange(0, INNER)
     inside = columns < N
     n = tl.arange(0, BN)
     if INNER >= K:
-        if PDL:
+        if FIRST:
             matrix = load_tile(weight, columns, N, k, K)
         if NORM:
             gains, shifts = load_gains(gain, shift, k, k < K, NORM)
@@ -145,7 +147,7 @@ def rows_kernel(
         kept = load_tile(residual, rows, B, columns, N)
     if RESIDUAL_NORM:
         kept_rows = load_tile(residual, rows, B, n, N)
-    if INNER >= K and not PDL:
+    if INNER >= K and not FIRST:
         matrix = load_tile(weight, columns, N, k, K)
     if NORM:
         if INNER >= K:

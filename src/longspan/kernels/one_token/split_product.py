@@ -26,11 +26,12 @@ def split_kernel(
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     k = tl.program_id(2) * INNER + tl.arange(0, INNER)
-    if PDL:
+    FIRST: tl.constexpr = PDL or PRECISION == "ieee"
+    if FIRST:
         matrix = load_tile(weight, columns, N, k, K)
     after_previous(PDL)
     tile = load_tile(x, rows, B, k, K)
-    if not PDL:
+    if not FIRST:
         matrix = load_tile(weight, columns, N, k, K)  # last, as in `rows_kernel`
     acc = tl.dot(tile, tl.trans(matrix), input_precision=PRECISION)
     inside = (rows < B)[:, None] & (columns < N)[None, :]

@@ -11,7 +11,7 @@ import torch
 KERNELS = (
     "longspan.kernels.relative_attention.fused_backward",
     "longspan.kernels.one_token.kernels",
-    "longspan.kernels.one_token.split_product",
+    "longspan.kernels.one_token.split_kernel",
     "longspan.kernels.head_norm.kernels",
     "longspan.kernels.muon.kernels",
     "longspan.kernels.rms_update.kernels",

@@ -140,7 +140,7 @@ def _split_linear(
     scratch: Scratch,
     tile: Tiles,
 ) -> None:
-    from longspan.kernels.one_token.split_product import split_kernel
+    from longspan.kernels.one_token.split_kernel import split_kernel
 
     B, N, K = x.shape[0], *weight.shape
     split_kernel[(-(-N // tile.columns), -(-B // tile.rows), tile.splits)](

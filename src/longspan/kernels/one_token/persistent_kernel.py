@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 
 from longspan.kernels.one_token.kernels import LAYER, activated
-from longspan.kernels.one_token.layer_table import (
+from longspan.kernels.one_token.message_kernels import receive, receive_three, receive_vector, send
+from longspan.kernels.one_token.table_kernels import (
     ATTENTION_GAIN,
     DISTANCE,
     DOWN,
@@ -37,7 +38,6 @@ from longspan.kernels.one_token.layer_table import (
     prefetch_slots,
     prefetch_vectors,
 )
-from longspan.kernels.one_token.messages import receive, receive_three, receive_vector, send
 
 # Bits of the phases.
 PROJECT, ATTEND, COMBINE, MIX, EXPAND, CONTRACT, HEAD = (tl.constexpr(1 << bit) for bit in range(7))

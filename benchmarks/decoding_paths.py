@@ -1,8 +1,8 @@
 """Generation on a GPU, path by path: one kernel per step against six per layer, and tiles for many rows.
 
     python benchmarks/decoding_paths.py one      batch 1, memory 1600
-    python benchmarks/decoding_paths.py many     batch 64, memory 512
-    python benchmarks/decoding_paths.py tune     tiles of the products and the attention at batch 64
+    python benchmarks/decoding_paths.py many     batch 64, memory 512: tiles one by one, then steps with the best
+    python benchmarks/decoding_paths.py tune     the same tiles with and without dependent launch
 
 Every part checks its results before it measures them.
 """
@@ -20,9 +20,12 @@ import torch
 
 from longspan.contract import Decoder, LanguageModel
 from longspan.cuda_graphs import GraphDecoder, capture, warm_up
+from longspan.decoding import samplers, written_tokens
 from longspan.decoding.fused import FusedDecoder
 from longspan.decoding.persistent import PersistentDecoder
-from longspan.decoding.sampling import Sampling, sampler
+from longspan.decoding.samplers import sampler
+from longspan.decoding.sampling import Sampling
+from longspan.decoding.session import Session
 from longspan.decoding.step_layers import step_layers
 from longspan.experiments.bench.timing import PRESETS
 from longspan.kernels import one_token
@@ -50,7 +53,9 @@ def open_as(kind: type[FusedDecoder], model: LanguageModel, batch: int, **option
 @contextmanager
 def replaced(**values: Any) -> Iterator[None]:
     """Other settings of the kernels for a while, by `module__name`."""
-    modules = {"one": one_token, "step": persistent, "sample": sampling_kernel}
+    modules = {
+        "one": one_token, "step": persistent, "sample": sampling_kernel, "write": written_tokens, "draw": samplers,
+    }  # fmt: skip
     places = [(modules[name.split("__")[0]], name.split("__")[1], value) for name, value in values.items()]
     before = [getattr(module, name) for module, name, _ in places]
     for module, name, value in places:
@@ -96,10 +101,24 @@ def rates(decoder: Decoder, batch: int, memory: int) -> tuple[float, float]:
     return batch * 1000 / milliseconds(read), batch * 1000 / milliseconds(step)
 
 
-def report(what: str, call: Callable[[], tuple[float, float]]) -> None:
+def open_session(kind: type[FusedDecoder], model: LanguageModel, memory: int) -> Session:
+    """A session with a full memory."""
+    session = Session(model)
+    session.decoder = GraphDecoder(open_as(kind, model, 1))
+    torch.manual_seed(1)
+    session.read(torch.randint(205, (memory + 1,)).tolist())
+    return session
+
+
+def delivered(kind: type[FusedDecoder], model: LanguageModel, memory: int) -> tuple[float]:
+    """Tokens per second that a session delivers to its caller."""
+    writing = open_session(kind, model, memory).write(sys.maxsize, Sampling())
+    return (1000 / milliseconds(lambda: next(writing)),)
+
+
+def report(what: str, call: Callable[[], tuple[float, ...]]) -> None:
     try:
-        read, free = call()
-        print(f"{what:54s} {read:10,.0f} {free:10,.0f}", flush=True)
+        print(f"{what:54s}" + "".join(f" {rate:10,.0f}" for rate in call()), flush=True)
     except Exception as error:
         print(f"{what:54s} failed: {type(error).__name__} {str(error)[:300]}", flush=True)
 
@@ -128,40 +147,65 @@ def check_one() -> None:
         )
 
 
+def check_sessions(model: LanguageModel, memory: int) -> None:
+    """Tokens with and without read-ahead, copies to the host and prefetches, and with a stop and a fork on the way."""
+    texts = {}
+    for name, settings in {
+        "plain": {"write__READ_AHEAD": False},
+        "read-ahead": {},
+        "copies": {"draw__ZERO_COPY": False},
+        "no prefetch": {"step__PREFETCH": False},
+    }.items():
+        with replaced(**settings):
+            session = open_session(PersistentDecoder, model, memory)
+            text = [token for _, token in zip(range(33), session.write(100, Sampling()), strict=False)]
+            text += list(session.fork().write(20, Sampling()))
+            texts[name] = text + list(session.write(30, Sampling(top_p=0.9, frequency_penalty=0.1)))
+    equal = {name: text == texts["plain"] for name, text in texts.items()}
+    print(f"tokens equal those of a plain loop: {equal}, {'ok' if all(equal.values()) else 'WRONG'}", flush=True)
+
+
 def one() -> None:
     began = time.perf_counter()
     check_one()
+    model = make(1600, torch.bfloat16)
+    check_sessions(model, 1600)
     print(
         f"checked in {time.perf_counter() - began:.0f} s\n{'batch 1, memory 1600':54s}   tokens/s   no read", flush=True
     )
-    model = make(1600, torch.bfloat16)
-    with replaced(sample__WIDEST=0):
-        report("six kernels per layer, torch sampling", lambda: rates(open_as(FusedDecoder, model, 1), 1, 1600))
     report("six kernels per layer", lambda: rates(open_as(FusedDecoder, model, 1), 1, 1600))
     report("one kernel per step", lambda: rates(open_as(PersistentDecoder, model, 1), 1, 1600))
-    for programs, warps in ((128, 4), (256, 4)):
-        with replaced(step__WARPS=warps):
-            report(
-                f"one kernel per step, {programs} programs of {warps} warps",
-                lambda p=programs: rates(open_as(PersistentDecoder, model, 1, programs=p), 1, 1600),
-            )
+    with replaced(step__PREFETCH=False):
+        report("one kernel per step, no prefetch", lambda: rates(open_as(PersistentDecoder, model, 1), 1, 1600))
+    with replaced(step__WARPS=4):
+        report("one kernel per step, 4 warps", lambda: rates(open_as(PersistentDecoder, model, 1), 1, 1600))
+    print(f"{'delivered by Session.write':54s}   tokens/s", flush=True)
+    for what, kind, settings in (
+        ("six kernels per layer", FusedDecoder, {}),
+        ("one kernel per step", PersistentDecoder, {}),
+        ("one kernel per step, no read-ahead", PersistentDecoder, {"write__READ_AHEAD": False}),
+        ("one kernel per step, copies to the host", PersistentDecoder, {"draw__ZERO_COPY": False}),
+        ("one kernel per step, no prefetch", PersistentDecoder, {"step__PREFETCH": False}),
+    ):
+        with replaced(**settings):
+            report(what, lambda kind=kind: delivered(kind, model, 1600))
 
 
-WIDE = [Tiles(16, 32, 512, 4, 1), Tiles(16, 32, 512, 8, 1), Tiles(32, 32, 512, 8, 1), Tiles(64, 16, 512, 8, 1)]
-CANDIDATE_TILES = {
-    (1536, 512): WIDE[:3],
+CANDIDATE_TILES = {  # today's first
+    (1536, 512): [Tiles(16, 32, 512, 4, 1), Tiles(16, 32, 512, 8, 1), Tiles(32, 32, 512, 8, 1)],
     (512, 512): [Tiles(16, 16, 512, 4, 1), Tiles(16, 16, 512, 8, 1)],
-    (2048, 512): WIDE,
+    (2048, 512): [Tiles(16, 32, 512, 4, 1), Tiles(16, 32, 512, 8, 1), Tiles(32, 32, 512, 8, 1)],
     (512, 2048): [
         Tiles(16, 16, 256, 4, 3),
-        Tiles(16, 16, 256, 4, 4),
         Tiles(16, 16, 2048, 8, 1),
-        Tiles(16, 16, 2048, 16, 1),
+        Tiles(16, 32, 2048, 8, 1),
+        Tiles(32, 32, 512, 8, 1, 4),
+        Tiles(16, 32, 512, 4, 1, 4),
     ],
 }
-CANDIDATE_WALKS = [
-    Walk(32, 2, 2, 3), Walk(32, 2, 2, 2), Walk(32, 2, 2, 1), Walk(64, 1, 4, 1), Walk(64, 1, 4, 2), Walk(64, 1, 4, 3),
-    Walk(32, 1, 4, 3), Walk(32, 4, 1, 2),
+CANDIDATE_WALKS = [  # today's first
+    Walk(64, 1, 4, 2), Walk(32, 1, 4, 3, 2), Walk(32, 1, 8, 3, 2), Walk(64, 1, 8, 3, 2), Walk(32, 1, 8, 3, 4),
+    Walk(16, 1, 8, 3, 4), Walk(16, 1, 4, 4, 4),
 ]  # fmt: skip
 
 
@@ -178,21 +222,26 @@ def graph_microseconds(calls: list[Callable[[], None]], loops: int = 12) -> floa
     return 1000 * milliseconds(graph.replay, least=0.1, rounds=3) / loops / len(calls)
 
 
-def tune() -> None:
-    """The best tile of every product and of the attention, with and without dependent launch."""
+def tune(pdl: tuple[bool, ...] = (False, True)) -> tuple[dict[tuple[int, int], Tiles], Walk]:
+    """The best tile of every product and of the attention."""
     norm = Norm(torch.ones(512, device=DEVICE).bfloat16(), torch.zeros(512, device=DEVICE).bfloat16(), 1e-5)
+    best = {}
     for (N, K), candidates in CANDIDATE_TILES.items():
         weights = [torch.randn(N, K, device=DEVICE).bfloat16() * K**-0.5 for _ in range(12)]
         x, out = torch.randn(64, K, device=DEVICE).bfloat16(), torch.zeros(64, N, device=DEVICE).bfloat16()
         kept = torch.randn(64, N, device=DEVICE).bfloat16()
         # The two forms in a layer.
-        options: dict[str, Any] = {"norm": norm} if N > 512 else {"residual": kept, "residual_norm": norm}
+        scratch = one_token.Scratch.of(64, N, DEVICE)
+        options: dict[str, Any] = (
+            {"norm": norm} if N > 512 else {"residual": kept, "residual_norm": norm, "scratch": scratch}
+        )
         calls = [partial(one_token.linear, x, weight, None, out, **options) for weight in weights]
-        compare(f"{N}x{K}", calls, out, [(tile, {"one__tiles": partial(_always, tile)}) for tile in candidates])
-    tune_attention(64, 8, 513, 64)
+        settings = [(tile, {"one__tiles": partial(_always, tile)}) for tile in candidates]
+        best[N, K] = compare(f"{N}x{K}", calls, out, settings, pdl)
+    return best, tune_attention(64, 8, 513, 64, pdl)
 
 
-def tune_attention(B: int, H: int, S: int, D: int) -> None:
+def tune_attention(B: int, H: int, S: int, D: int, pdl: tuple[bool, ...]) -> Walk:
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=DEVICE).bfloat16()
 
@@ -206,7 +255,8 @@ def tune_attention(B: int, H: int, S: int, D: int) -> None:
         )
         for _ in range(4)
     ]
-    compare("attention", calls, out, [(plan, {"one__walk": partial(_always, plan)}) for plan in CANDIDATE_WALKS])
+    settings = [(plan, {"one__walk": partial(_always, plan)}) for plan in CANDIDATE_WALKS]
+    return compare("attention", calls, out, settings, pdl)
 
 
 def _always(value: Any, *_: Any) -> Any:
@@ -214,11 +264,16 @@ def _always(value: Any, *_: Any) -> Any:
 
 
 def compare(
-    what: str, calls: list[Callable[[], None]], out: torch.Tensor, candidates: list[tuple[Any, dict[str, Any]]]
-) -> None:
-    """Time and difference from the first candidate of each, with and without dependent launch."""
+    what: str,
+    calls: list[Callable[[], None]],
+    out: torch.Tensor,
+    candidates: list[tuple[Any, dict[str, Any]]],
+    launches: tuple[bool, ...],
+) -> Any:
+    """Time and difference from the first candidate of each. Returns the fastest one that differs only by rounding."""
     want: torch.Tensor | None = None
-    for (name, settings), pdl in itertools.product(candidates, (False, True)):
+    times: dict[Any, float] = {}
+    for (name, settings), pdl in itertools.product(candidates, launches):
         try:
             with replaced(**settings, one__PDL=pdl):
                 calls[-1]()
@@ -227,8 +282,11 @@ def compare(
                 error = float((got - want).norm() / want.norm())
                 taken = graph_microseconds(calls, 4)
             print(f"{what} {tuple(name)!s:24s} pdl {pdl:d} {taken:7.2f} us, difference {error:.0e}", flush=True)
+            if error < 1e-2:
+                times[name] = min(taken, times.get(name, taken))
         except Exception as problem:
             print(f"{what} {tuple(name)} failed: {type(problem).__name__} {str(problem)[:120]}", flush=True)
+    return min(times, key=times.__getitem__)
 
 
 def many() -> None:
@@ -239,12 +297,17 @@ def many() -> None:
         return rates(open_as(FusedDecoder, model, 64), 64, 512)
 
     report("default", run)
-    with replaced(one__PDL=True):
-        report("dependent launch", run)
-    for plan in (Walk(64, 1, 4, 3), Walk(32, 2, 2, 3)):
-        with replaced(one__walk=lambda *_, p=plan: p):
-            report(f"walk {tuple(plan)}", run)
-    profile(open_as(FusedDecoder, model, 64))
+    best, plan = tune((False,))
+    chosen: dict[str, Any] = {"one__walk": partial(_always, plan)}
+    with replaced(**chosen):
+        report(f"walk {tuple(plan)}", run)
+    usual = one_token.tiles
+    chosen["one__tiles"] = lambda N, K: best.get((N, K)) or usual(N, K)
+    with replaced(**chosen):
+        report("and the fastest tiles", run)
+        with replaced(one__PDL=True):
+            report("and dependent launch", run)
+        profile(open_as(FusedDecoder, model, 64))
 
 
 def profile(decoder: FusedDecoder) -> None:

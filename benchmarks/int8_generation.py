@@ -21,7 +21,8 @@ from longspan.bundled import PAGE
 from longspan.contract import LanguageModel
 from longspan.decoding.int8 import Int8Decoder
 from longspan.decoding.rolling import RollingDecoder
-from longspan.decoding.sampling import Sampling, sampler
+from longspan.decoding.samplers import sampler
+from longspan.decoding.sampling import Sampling
 from longspan.decoding.step_layers import step_layers
 from longspan.experiments.bench.timing import PRESETS
 from longspan.models.families import build

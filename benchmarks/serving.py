@@ -21,7 +21,8 @@ import torch
 
 import longspan
 from longspan.decoding.open import open_decoder
-from longspan.decoding.sampling import Sampling, sampler
+from longspan.decoding.samplers import sampler
+from longspan.decoding.sampling import Sampling
 from longspan.serving.engine import Engine
 from longspan.serving.work import Event, Piece, Work, choice
 from longspan.text_model import TextModel

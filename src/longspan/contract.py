@@ -240,6 +240,8 @@ class Decoder(ABC):
 
     static = False
     """A step has static shapes and no host sync from now on, so that a CUDA graph can capture it (`cuda_graphs.py`)."""
+    can_undo = False
+    """Whether `undo` is supported."""
 
     @abstractmethod
     def prefill(self, tokens: Int[Tensor, "B T"]) -> None:
@@ -256,6 +258,10 @@ class Decoder(ABC):
         logits = self.launch(tokens)
         self.advance()
         return logits
+
+    def undo(self) -> None:
+        """Return to the state before the last step. Between two calls there must be a step."""
+        raise NotImplementedError
 
     @abstractmethod
     def state(self) -> State:

@@ -4,7 +4,7 @@ The step of a small model is launch-bound: launching its kernels takes longer th
 hundreds of launches by one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -98,6 +98,8 @@ class GraphDecoder(Decoder):
         self.decoder = decoder
         self.tokens: Tensor | None = None
         self.graphs: dict[Any, Any] = {}
+        self.samplers: dict[Any, Any] = {}
+        """Samplers with buffers that the graphs use, by their settings."""
 
     def prefill(self, tokens: Int[Tensor, "B T"]) -> None:
         self.decoder.prefill(tokens)
@@ -113,18 +115,29 @@ class GraphDecoder(Decoder):
     def advance(self) -> None:
         self.decoder.advance()
 
+    @property
+    def can_undo(self) -> bool:  # type: ignore[override]
+        return self.decoder.can_undo
+
+    def undo(self) -> None:
+        self.decoder.undo()
+
     def sampler(
-        self, choose: Callable[[Float[Tensor, "B V"]], Int[Tensor, "B"]], generator: torch.Generator | None, key: Any
+        self,
+        choose: Callable[[Float[Tensor, "B V"]], Int[Tensor, "B"]],
+        generator: torch.Generator | None,
+        key: Any,
+        buffers: Sequence[Tensor] = (),
     ) -> Callable[[Int[Tensor, "B"]], Int[Tensor, "B"]]:
         """From a token to the next: fuses the step and sampling in one graph. Samplers with equal keys share a graph.
-        Passing the returned tensor back as `tokens` saves a copy."""
+        Passing the returned tensor back as `tokens` saves a copy. `choose` updates `buffers` in place."""
 
         def next_tokens(logits: Float[Tensor, "B V"]) -> Int[Tensor, "B"]:
             chosen = choose(logits)
-            return chosen if self.tokens is None else self.tokens.copy_(chosen)
+            return chosen if self.tokens is None or chosen is self.tokens else self.tokens.copy_(chosen)
 
         def sample(tokens: Int[Tensor, "B"]) -> Int[Tensor, "B"]:
-            chosen = self._run(tokens, next_tokens, generator, key)
+            chosen = self._run(tokens, next_tokens, generator, key, buffers)
             self.decoder.advance()
             return chosen
 
@@ -136,6 +149,7 @@ class GraphDecoder(Decoder):
         then: Callable[[Float[Tensor, "B V"]], Tensor],
         generator: torch.Generator | None,
         key: Any,
+        buffers: Sequence[Tensor] = (),
     ) -> Tensor:
         """`then(launch(tokens))`, captured if the decoder is static."""
         if not self.decoder.static:
@@ -147,13 +161,13 @@ class GraphDecoder(Decoder):
                 self.tokens.copy_(tokens)
         captured = self.graphs.get(key)
         if captured is None:
-            captured = self.graphs[key] = self._capture(then, generator)
+            captured = self.graphs[key] = self._capture(then, generator, buffers)
         graph, results = captured
         graph.replay()
         return results[0]
 
     def _capture(
-        self, then: Callable[[Tensor], Tensor], generator: torch.Generator | None
+        self, then: Callable[[Tensor], Tensor], generator: torch.Generator | None, buffers: Sequence[Tensor]
     ) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
         assert self.tokens is not None
         tokens = self.tokens
@@ -163,7 +177,7 @@ class GraphDecoder(Decoder):
             results[:] = [then(self.decoder.launch(tokens))]
 
         # The warm-up reads the same token as the first replay, so its changes are undone.
-        saved = [(buffer, buffer.clone()) for buffer in (tokens, *self.decoder.buffers())]
+        saved = [(buffer, buffer.clone()) for buffer in (tokens, *self.decoder.buffers(), *buffers)]
         random = None if generator is None else generator.get_state()
         warm_up(work)
         for buffer, before in saved:

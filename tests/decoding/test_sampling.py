@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from longspan.contract import Decoder, State
-from longspan.decoding.sampling import Sampling, sampler
+from longspan.decoding.samplers import sampler
+from longspan.decoding.sampling import Sampling
 from longspan.errors import ConfigError
 
 LOGITS = torch.log(torch.tensor([[0.5, 0.25, 0.15, 0.1]]))

@@ -13,6 +13,7 @@ KERNELS = (
     "longspan.kernels.relative_attention.fused_backward",
     "longspan.kernels.relative_attention.stored_backward",
     "longspan.kernels.one_token.kernels",
+    "longspan.kernels.one_token.split_kernel",
     "longspan.kernels.head_norm.kernels",
     "longspan.kernels.muon.kernels",
     "longspan.kernels.rms_update.kernels",

@@ -13,6 +13,7 @@ from longspan.decoding.fused import FusedDecoder
 from longspan.decoding.ring import FusedRingDecoder, RingDecoder
 from longspan.decoding.rolling import RollingDecoder
 from longspan.decoding.step_layers import step_layers
+from tests.models.paper import PAPER
 from tests.support import build
 
 pytest.importorskip("triton")
@@ -22,6 +23,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "paper": ("transformer-xl", {"memory": 6}),
     "same-length-clamp": ("transformer-xl", {"memory": 5, "same_length": True, "clamp": 2, "norm": "pre"}),
     "longspan": ("longspan-xl", {"memory": 6}),
+    "one-layer": ("longspan-xl", PAPER | {"memory": 6, "layers": 1, "convolution": 2}),
 }
 
 
@@ -70,6 +72,22 @@ def test_steps_and_states_are_those_of_the_rolling_decoder(name: str, rows: int)
     fused.prefill(prompt)
     rolling.prefill(prompt)
     assert_equal_steps(fused, rolling, rows, 3)
+
+
+@pytest.mark.torture
+def test_a_step_that_is_undone_leaves_the_state_before_it() -> None:
+    """With a full cache: the next step gives what it gives without the one that was undone."""
+    fused, rolling = open_both(make_model("one-layer"), 1)
+    prompt = torch.randint(19, (1, 9), device=DEVICE)
+    for decoder in (fused, rolling):
+        decoder.prefill(prompt)
+        before = decoder.state().tensors()
+        first = decoder.step(torch.tensor([7], device=DEVICE)).clone()
+        decoder.undo()
+        for name, tensor in decoder.state().tensors().items():
+            assert torch.equal(tensor, before[name])
+        assert torch.equal(decoder.step(torch.tensor([7], device=DEVICE)), first)
+    assert int(fused.count) == fused.written
 
 
 def test_a_step_repeated_after_its_buffers_are_restored_gives_the_same_logits() -> None:

@@ -138,6 +138,43 @@ def test_a_softmax_split_into_parts_equals_the_layers(monkeypatch: pytest.Monkey
     assert largest_difference("plain", 1, "cpu", torch.float32, fused) < 1e-5
 
 
+@interpreted
+def test_rows_that_share_position_keys_equal_those_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three rows of different lengths, two per program: one empty, one partly filled, one that has wrapped around."""
+    B, H, S, D = 3, 1, 21, 10
+    torch.manual_seed(1)
+    given = [torch.randn(B, 3, H, D), torch.randn(B, H, S, D), torch.randn(B, H, S, D), torch.randn(H, 12, D)]
+    biases, count = [torch.randn(H, D), torch.randn(H, D)], torch.tensor([0, 9, 50])
+    results = []
+    for plan in (one_token.Walk(16, 1, 4, 1), one_token.Walk(16, 1, 4, 2, 2)):
+        monkeypatch.setattr(one_token, "walk", lambda *_, plan=plan: plan)
+        tensors, out = [tensor.clone() for tensor in given], torch.zeros(B, H, D)
+        one_token.rolling_attention(*tensors, *biases, count, torch.empty(B * H, D + 2), out)
+        results.append([out, *tensors[1:3]])
+    for alone, together in zip(*results, strict=True):
+        torch.testing.assert_close(together, alone, rtol=0, atol=1e-6)
+    assert not torch.equal(results[0][1], given[1])
+
+
+@interpreted
+def test_programs_that_share_a_product_equal_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice with the same tickets; lengths that fit no tile."""
+    monkeypatch.setattr(one_token, "tiles", lambda *_: one_token.Tiles(16, 16, 16, 4, 1, 3))
+    torch.manual_seed(1)
+    x, weight, bias, kept = torch.randn(5, 41), torch.randn(19, 41), torch.randn(19), torch.randn(5, 19)
+    norm, scratch = torch.nn.LayerNorm(19), one_token.Scratch.of(5, 19, x.device)
+    torch.nn.init.normal_(norm.weight)
+    for factor in (1.0, 2.0):
+        out = torch.zeros(5, 19)
+        one_token.linear(
+            x * factor, weight, bias, out, activation="relu", residual=kept, residual_norm=one_token.Norm.of(norm),
+            scratch=scratch,
+        )  # fmt: skip
+        expected = norm(kept) + torch.relu(torch.nn.functional.linear(x * factor, weight, bias))
+        torch.testing.assert_close(out, expected.detach(), rtol=0, atol=1e-5)
+    assert scratch.tickets[:2].tolist() == [6, 6]
+
+
 class FakeGraph(torch.cuda.CUDAGraph):
     """A CUDA graph on a machine without CUDA: a replay runs the work."""
 

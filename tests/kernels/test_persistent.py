@@ -93,6 +93,21 @@ def test_the_phases_equal_the_plain_decoder(form: str, prompt: int, monkeypatch:
 
 @interpreted
 @pytest.mark.torture
+@pytest.mark.parametrize("form", ["paper", "qk-norm"])
+def test_one_program_computes_all_phases_in_one_launch(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single program finds what it has sent itself, so it needs no phases even in the interpreter."""
+    monkeypatch.setattr(persistent, "PREFETCH", False)  # inline PTX
+    model = make(form, heads=1)
+    whole = open_as(PersistentDecoder, model, 1)
+    phases = open_as(PersistentDecoder, model, 1)
+    phases.persistent = False
+    for token in ([3], [7]):
+        assert torch.equal(whole.step(torch.tensor(token)), phases.step(torch.tensor(token)))
+    assert largest_difference(open_as(PersistentDecoder, model, 1), model, 1, 4) < 1e-6
+
+
+@interpreted
+@pytest.mark.torture
 def test_slots_in_several_blocks_and_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PersistentDecoder, "persistent", False)
     monkeypatch.setattr(persistent, "SLOTS", 16)

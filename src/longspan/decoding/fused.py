@@ -58,6 +58,7 @@ class FusedDecoder(RollingDecoder):
         self.attended = buffer(B, c.heads, c.head_size)
         self.sums, self.outs = buffer(c.layers, B, c.width), buffer(c.layers, B, c.width)
         self.inner = buffer(B, c.inner_size)
+        self.scratch = one_token.Scratch.of(B, c.width, like.device)
         self.partial = buffer(*one_token.partial_size(B * c.heads, self.size, c.head_size), dtype=torch.float32)
         # Without clusters and projections the head is one more product.
         self.logits = buffer(B, c.vocabulary, dtype=torch.float32) if plain_softmax(model) else None
@@ -73,9 +74,13 @@ class FusedDecoder(RollingDecoder):
         super().load(state, age)
         self.count.fill_(self.written)
 
+    def undo(self) -> None:
+        super().undo()
+        self.count.sub_(1)
+
     def buffers(self) -> list[Tensor]:
         # Without keys and values: a repeated step writes the same slot again.
-        return [self.count, *self.inputs]
+        return [self.count, *self.history]
 
     @torch.no_grad()
     def launch(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
@@ -97,7 +102,7 @@ class FusedDecoder(RollingDecoder):
 
     def convolve(self, n: int, layer: StepLayer, x: Any) -> Any:  # noqa: ARG002
         inputs = torch.cat([self.inputs[n], self.finish(_deferred(x))[:, None]], dim=1)
-        self.inputs[n].copy_(inputs[:, 1:])
+        self.history[n].copy_(inputs)
         return Deferred((inputs * self.taps[n]).sum(dim=1))
 
     def attention(self, n: int, layer: StepLayer, x: Any) -> Deferred:
@@ -128,7 +133,13 @@ class FusedDecoder(RollingDecoder):
             activation=layer.activation,
         )
         one_token.linear(
-            self.inner, layer.down.weight, layer.down.bias, self.outs[n], residual=x.x, residual_norm=x.kernel_norm
+            self.inner,
+            layer.down.weight,
+            layer.down.bias,
+            self.outs[n],
+            residual=x.x,
+            residual_norm=x.kernel_norm,
+            scratch=self.scratch,
         )
         return Deferred(self.outs[n], None if layer.pre_norm else layer.feed_forward_norm)
 

@@ -59,6 +59,8 @@ def int8_weights(model: LanguageModel, layers: Sequence[StepLayer]) -> Int8Weigh
 class Int8Decoder(RollingDecoder):
     """Keys and values are stored as int8 with a scale per head and slot; `state` restores them to float32."""
 
+    can_undo = False
+
     @staticmethod
     def supports(model: Any, state: State, layers: Sequence[StepLayer]) -> bool:
         """One row of float32 on a CPU, a plain softmax without projections, and a C compiler."""

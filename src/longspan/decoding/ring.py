@@ -34,14 +34,15 @@ class RingRows:
     keys: list[Tensor]
     values: list[Tensor]
     inputs: list[Tensor]
+    history: list[Tensor]
     reading: Reading
+    can_undo = False
+    """The last step of one row can be undone (`row_state`), but not that of all."""
 
     def __init__(self, model: Any, state: State, layers: Sequence[StepLayer]) -> None:
         self.read, self.first = [0] * state.batch, [0] * state.batch
         super().__init__(model, state, layers, 0)  # type: ignore[call-arg]  # that of a RollingDecoder
         self.device = self.keys[0].device
-        # The input that a convolution forgot last, so that a step can be undone.
-        self.forgotten = [torch.zeros_like(inputs[:, :1]) for inputs in self.inputs]
 
     def load(self, state: State, age: int) -> None:
         """Rows are loaded one at a time by `load_row`."""
@@ -84,15 +85,10 @@ class RingRows:
             KeyValueCache(positions(k), positions(v)) for k, v in zip(self.keys, self.values, strict=True)
         ]
         if self.inputs:
-            both = zip(self.forgotten, self.inputs, strict=True)
-            inputs = [torch.cat([old[row], new[row]])[1 - back : len(new[row]) + 1 - back][None] for old, new in both]
+            inputs = [history[row, 1 - back : history.shape[1] - back][None].clone() for history in self.history]
             caches = [ConvolutionCache(cache, own) for cache, own in zip(caches, inputs, strict=True)]
         length = torch.full((1,), valid, dtype=torch.int64, device=self.device)
         return State(tuple(caches), length, self.reading, full=True)
-
-    def convolve(self, n: int, layer: StepLayer, x: Any) -> Any:
-        self.forgotten[n].copy_(self.inputs[n][:, :1])
-        return super().convolve(n, layer, x)  # type: ignore[misc]
 
     def advance(self) -> None:
         self.read = [read + 1 for read in self.read]
@@ -112,9 +108,6 @@ class FusedRingDecoder(RingRows, FusedDecoder):
     def load_row(self, row: int, state: State, read: int) -> None:
         super().load_row(row, state, read)
         self.count[row] = read
-
-    def buffers(self) -> list[Tensor]:
-        return [*super().buffers(), *self.forgotten]
 
 
 class RingDecoder(RingRows, RollingDecoder):

@@ -26,6 +26,8 @@ class RollingDecoder(Decoder):
     A single token is launch-bound, so QKV is one product, and layers are unpacked beforehand.
     """
 
+    can_undo = True
+
     def __init__(self, model: Any, state: State, layers: Sequence[StepLayer], age: int) -> None:
         self.model, self.layers, self.reading = model, layers, state.reading
         self.final_norm = final_norm(model)
@@ -34,8 +36,10 @@ class RollingDecoder(Decoder):
         self.keys = [_slots(cache.keys, self.size) for cache in caches]
         self.values = [_slots(cache.values, self.size) for cache in caches]
         taps = [layer.convolution.weight for layer in layers if layer.convolution is not None]
-        self.inputs = [weight.new_zeros(state.batch, *weight.shape) for weight in taps]
-        self.written = self.age = 0
+        # The inputs of a convolution, and before them the one it forgot last, so that a step can be undone.
+        self.history = [weight.new_zeros(state.batch, len(weight) + 1, weight.shape[1]) for weight in taps]
+        self.inputs = [history[:, 1:] for history in self.history]
+        self.written = self.age = self.age_before = 0
         self.load(state, age)
         with torch.no_grad():
             self.positions = [_scaled(layer, self.keys[0].dtype) for layer in layers]
@@ -44,7 +48,7 @@ class RollingDecoder(Decoder):
     def load(self, state: State, age: int) -> None:
         """Copy a state into the existing buffers. `age` is the number of valid positions."""
         kept = min(age, self.size)
-        self.written, self.age = kept, age
+        self.written, self.age, self.age_before = kept, age, age
         for n, cache in enumerate(state.caches[: len(self.layers)]):
             cached = attention_of(cache)
             for slots, positions in ((self.keys[n], cached.keys), (self.values[n], cached.values)):
@@ -65,7 +69,17 @@ class RollingDecoder(Decoder):
 
     def advance(self) -> None:
         self.written += 1
-        self.age = min(self.age + 1, self.memory)
+        self.age, self.age_before = min(self.age + 1, self.memory), self.age
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        self.written, self.age = self.written - 1, self.age_before
+        if self.written >= self.size == self.age:
+            # The step has overwritten the oldest position. No later token attends to it.
+            for slots in (*self.keys, *self.values):
+                slots.select(2, self.written % self.size).zero_()
+        for history in self.history:
+            history[:, 1:] = history[:, :-1].clone()
 
     def state(self) -> State:
         """The rolling cache in order, oldest first: any decoder of the family can continue from it."""
@@ -103,6 +117,7 @@ class RollingDecoder(Decoder):
 
     def convolve(self, n: int, layer: StepLayer, x: Any) -> Float[Tensor, "B E"]:
         mixed, inputs = layer.convolution(x[:, None], self.inputs[n], _ONE_TOKEN)
+        self.history[n][:, :1].copy_(self.inputs[n][:, :1])
         self.inputs[n].copy_(inputs)
         return mixed[:, 0]
 

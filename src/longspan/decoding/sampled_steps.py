@@ -9,6 +9,7 @@ import torch
 
 from longspan.cuda_graphs import GraphDecoder
 from longspan.decoding.choosing import ChoosingRow, choose, plan, plan_of, values_of
+from longspan.decoding.host_tokens import HostTokens
 from longspan.decoding.slots import RingSlots, Slots
 from longspan.shapes import Float, Int, Tensor
 
@@ -70,10 +71,9 @@ class GraphedSteps(SampledSteps):
         device, width = slots.device, slots.width
         self.values = torch.zeros(width, 3, dtype=torch.float64, device=device)
         self.chosen = torch.zeros_like(self.tokens)
-        # Two of each: the host reads those of one step while the device writes those of the next.
+        # Two: the host fills those of the next step while the device may still copy those of the last one.
         self.given = [torch.zeros(width, 3, dtype=torch.float64, pin_memory=True) for _ in range(2)]
-        self.found = [torch.zeros(width, dtype=torch.int64, pin_memory=True) for _ in range(2)]
-        self.events = [torch.cuda.Event() for _ in range(2)]
+        self.host = HostTokens(width, device)
         self.turn = 0
         self.logits: dict[bool, Tensor] = {}
         self.samplers: dict[bool, Callable[[Tensor], Tensor]] = {
@@ -95,14 +95,13 @@ class GraphedSteps(SampledSteps):
         values = values_of(rows, ahead)
         truncated = any(limit < 1 for _, _, limit in values)
         self.turn = 1 - self.turn
-        given, found, arrived = self.given[self.turn], self.found[self.turn], self.events[self.turn]
+        given, found = self.given[self.turn], self.host.rows[self.turn]
         given.numpy()[:] = values
         self.values.copy_(given, non_blocking=True)
         self.clear()
         self.samplers[truncated](self.tokens)
         found.copy_(self.chosen, non_blocking=True)
-        arrived.record()
-        return Launched(self.logits[truncated], found, arrived)
+        return Launched(self.logits[truncated], found, self.host.launched(self.turn))
 
 
 def sampled_steps(slots: Slots, known: int) -> SampledSteps:

@@ -1,14 +1,11 @@
 """Sampling of the next token."""
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import torch
 
 from longspan.config import convert_fields
-from longspan.contract import Decoder
-from longspan.cuda_graphs import GraphDecoder
 from longspan.errors import ConfigError
 from longspan.kernels import sampling as kernel
 from longspan.shapes import Float, Int, Tensor
@@ -50,6 +47,11 @@ class Sampling:
             )
 
     @property
+    def greedy(self) -> bool:
+        """Whether no random numbers are needed."""
+        return self.temperature == 0 or self.top_k == 1
+
+    @property
     def penalises(self) -> bool:
         """Whether `choose` needs the counts of generated tokens."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
@@ -74,7 +76,7 @@ class Sampling:
         if kernel.supports(logits):
             return self._choose_fused(logits, generator, counts)
         logits = logits.float() if counts is None else self.penalised(logits, counts)
-        if self.temperature == 0 or self.top_k == 1:
+        if self.greedy:
             chosen = logits.argmax(-1)
             largest = logits.gather(-1, chosen[:, None])[:, 0]
             return chosen.masked_fill((largest - largest).isnan(), -1)
@@ -90,7 +92,7 @@ class Sampling:
         """The same distribution from one kernel. It inverts the cumulative distribution instead of racing, so a seed
         gives other tokens than on a CPU, as any generator of a GPU does."""
         uniform = None
-        if self.temperature > 0 and self.top_k != 1:
+        if not self.greedy:
             uniform = torch.rand(len(logits), dtype=torch.float64, device=logits.device, generator=generator)
         return kernel.choose_tokens(logits, uniform, counts=counts, **asdict(self))
 
@@ -117,36 +119,3 @@ def most_likely(chance: Float[Tensor, "B V"], top_p: float | Float[Tensor, "B 1"
     dropped = ordered.cumsum(-1) - ordered >= top_p
     dropped[..., 0] = False
     return chance.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), 0.0)
-
-
-def sampler(
-    decoder: Decoder, sampling: Sampling, generator: torch.Generator, known: int | None = None
-) -> Callable[[Int[Tensor, "B"]], Int[Tensor, "B"]]:
-    """A function from a token to the next. Only the first `known` tokens are sampled: the vocabulary of a model may be
-    larger than that of its tokenizer. Penalties count the tokens that this function returned."""
-    if sampling.penalises:
-        return _penalising_sampler(decoder, sampling, generator, known)
-
-    def choose(logits: Float[Tensor, "B V"]) -> Int[Tensor, "B"]:
-        return sampling.choose(logits[:, :known], generator)
-
-    if isinstance(decoder, GraphDecoder):
-        return decoder.sampler(choose, generator, (sampling, known))
-    return lambda tokens: choose(decoder.step(tokens))
-
-
-def _penalising_sampler(
-    decoder: Decoder, sampling: Sampling, generator: torch.Generator, known: int | None
-) -> Callable[[Int[Tensor, "B"]], Int[Tensor, "B"]]:
-    """A sampler with counts. They change at every step, so sampling is not part of a CUDA graph; the step is."""
-    counts: Tensor | None = None
-
-    def sample(tokens: Int[Tensor, "B"]) -> Int[Tensor, "B"]:
-        nonlocal counts
-        logits = decoder.step(tokens)[:, :known]
-        counts = torch.zeros_like(logits, dtype=torch.float32) if counts is None else counts
-        chosen = sampling.choose(logits, generator, counts)
-        counts.scatter_add_(1, chosen.clamp(min=0)[:, None], torch.ones_like(counts[:, :1]))
-        return chosen
-
-    return sample

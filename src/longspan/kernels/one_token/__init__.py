@@ -28,6 +28,23 @@ class Tiles(NamedTuple):
     inner: int
     warps: int
     stages: int
+    splits: int = 1
+    """Programs that share a long K. More than 1 only without a norm of the input."""
+
+
+MOST_TILES, MOST_K_SPLITS = 4096, 8
+
+
+class Scratch(NamedTuple):
+    """What programs that share a product give to each other."""
+
+    parts: Float[Tensor, "P"]
+    tickets: Int[Tensor, "T"]
+
+    @classmethod
+    def of(cls, rows: int, width: int, device: torch.device) -> "Scratch":
+        parts = torch.empty(MOST_K_SPLITS * rows * width, device=device)
+        return cls(parts, torch.zeros(MOST_TILES, dtype=torch.int32, device=device))
 
 
 class Walk(NamedTuple):
@@ -37,6 +54,8 @@ class Walk(NamedTuple):
     splits: int
     warps: int
     stages: int
+    rows: int = 1
+    """Rows of the batch per program, which share position keys. More than 1 only with one split."""
 
 
 def tiles(N: int, K: int) -> Tiles:
@@ -77,8 +96,9 @@ def linear(
     activation: str | None = None,
     residual: Float[Tensor, "B N"] | None = None,
     residual_norm: Norm | None = None,
+    scratch: Scratch | None = None,
 ) -> None:
-    """out = residual_norm(residual) + activation(norm(x) W^T + b)."""
+    """out = residual_norm(residual) + activation(norm(x) W^T + b). With `scratch`, programs may share a long K."""
     from longspan.kernels.one_token.kernels import row_kernel, rows_kernel
 
     B, N, K = x.shape[0], *weight.shape
@@ -100,9 +120,35 @@ def linear(
         row_kernel[(-(-N // columns), B)](*inputs, COLUMNS=columns, num_warps=4, **shape, **launch)
         return
     tile = tiles(N, K)
+    if tile.splits > 1 and scratch is not None and norm is None:
+        _split_linear(x, weight, bias, out, activation, residual, residual_norm, scratch, tile)
+        return
     rows_kernel[(-(-N // tile.columns), -(-B // tile.rows))](
         *inputs, COLUMNS=tile.columns, ROWS=tile.rows, INNER=tile.inner, PRECISION=_precision(x),
         num_warps=tile.warps, num_stages=tile.stages, **shape, **launch,
+    )  # fmt: skip
+
+
+def _split_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    activation: str | None,
+    residual: Tensor | None,
+    residual_norm: Norm | None,
+    scratch: Scratch,
+    tile: Tiles,
+) -> None:
+    from longspan.kernels.one_token.split_kernel import split_kernel
+
+    B, N, K = x.shape[0], *weight.shape
+    split_kernel[(-(-N // tile.columns), -(-B // tile.rows), tile.splits)](
+        x, weight, bias, out, residual, *_parts(residual_norm), scratch.parts, scratch.tickets, B,
+        N=N, K=K, BN=power(N), COLUMNS=tile.columns, ROWS=tile.rows, INNER=power(-(-K // tile.splits)),
+        SPLITS=tile.splits, ACTIVATION=ACTIVATIONS[activation], RESIDUAL=residual is not None,
+        RESIDUAL_NORM=kind_of(residual_norm), BIAS=bias is not None, PRECISION=_precision(x), PDL=PDL,
+        num_warps=tile.warps, num_stages=tile.stages, launch_pdl=PDL,
     )  # fmt: skip
 
 
@@ -122,11 +168,18 @@ def rolling_attention(
     `written` counts earlier tokens, one for all rows or one per row. This one goes to slot `written % S`, and the
     slot written `a` steps ago is at distance a. `partial` is a buffer of shape `partial_size`.
     """
-    from longspan.kernels.one_token.kernels import combine_kernel, rolling_kernel
+    from longspan.kernels.one_token.kernels import combine_kernel, rolling_kernel, rolling_rows_kernel
 
     B, H, S, D = keys.shape
     plan, width = walk(B * H, S), power(D)
     launch = {"PDL": PDL, "launch_pdl": PDL}
+    if plan.rows > 1:
+        rolling_rows_kernel[(-(-B // plan.rows) * H,)](
+            qkv, keys, values, distance, u, w, written, out, B, H, S, distance.shape[1], distance.stride(0),
+            distance.stride(1), written.stride(0) if written.dim() else 0, D**-0.5,
+            D=D, BD=width, ROWS=plan.rows, SLOTS=plan.slots, STAGES=plan.stages, num_warps=plan.warps, **launch,
+        )  # fmt: skip
+        return
     rolling_kernel[(B * H, plan.splits)](
         qkv, keys, values, distance, u, w, written, partial, out, H, S, distance.shape[1], distance.stride(0),
         distance.stride(1), written.stride(0) if written.dim() else 0, D**-0.5,

@@ -33,10 +33,25 @@ def deviation(tile, known, eps, K: tl.constexpr, KIND: tl.constexpr):
 
 @triton.jit
 def normed(tile, mean, scale, gain, shift, columns, inside, KIND: tl.constexpr):
-    tile = (tile - mean[:, None]) * scale[:, None]
-    tile = tile * tl.load(gain + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
+    gains, shifts = load_gains(gain, shift, columns, inside, KIND)
+    return scaled(tile, mean, scale, gains, shifts, KIND)
+
+
+@triton.jit
+def load_gains(gain, shift, columns, inside, KIND: tl.constexpr):
+    """Gain and shift of a norm at some columns. Without a shift, the second is the gain and is not used."""
+    gains = tl.load(gain + columns, mask=inside, other=0.0)
+    shifts = gains
     if KIND == LAYER:
-        tile += tl.load(shift + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
+        shifts = tl.load(shift + columns, mask=inside, other=0.0)
+    return gains, shifts
+
+
+@triton.jit
+def scaled(tile, mean, scale, gains, shifts, KIND: tl.constexpr):
+    tile = (tile - mean[:, None]) * scale[:, None] * gains.to(tl.float32)[None, :]
+    if KIND == LAYER:
+        tile += shifts.to(tl.float32)[None, :]
     return tile
 
 
@@ -48,15 +63,7 @@ def load_complete(x, rows, B, K: tl.constexpr, BK: tl.constexpr):
 
 
 @triton.jit
-def finish(
-    acc, rows, columns, bias, out, residual, gain, shift, eps, B,
-    N: tl.constexpr, BN: tl.constexpr, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr, NORM: tl.constexpr,
-    BIAS: tl.constexpr,
-):  # fmt: skip
-    """Apply bias, activation and residual, and store a tile of the result."""
-    inside = columns < N
-    if BIAS:
-        acc += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
+def activated(acc, ACTIVATION: tl.constexpr):
     if ACTIVATION == 1:
         acc = tl.maximum(acc, 0.0)
     if ACTIVATION == 2:
@@ -64,18 +71,13 @@ def finish(
         acc = acc * acc
     if ACTIVATION == 3:
         acc = 0.5 * acc * (1.0 + tl.math.erf(acc * 0.7071067811865476))
-    if RESIDUAL:
-        kept = load_tile(residual, rows, B, columns, N).to(tl.float32)
-        if NORM:
-            row, known = load_complete(residual, rows, B, N, BN)
-            mean, scale = deviation(row, known, eps, N, NORM)
-            kept = normed(kept, mean, scale, gain, shift, columns, inside, NORM)
-        acc += kept
-    tl.store(
-        out + rows[:, None] * N + columns[None, :],
-        acc.to(out.dtype.element_ty),
-        mask=(rows < B)[:, None] & inside[None, :],
-    )
+    return acc
+
+
+@triton.jit
+def store_tile(acc, out, rows, B, columns, N: tl.constexpr):
+    inside = (rows < B)[:, None] & (columns < N)[None, :]
+    tl.store(out + rows[:, None] * N + columns[None, :], acc.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -96,10 +98,17 @@ def row_kernel(
         mean, scale = deviation(row, known, eps, K, NORM)
         row = normed(row, mean, scale, gain, shift, k, k < K, NORM)
     acc = tl.sum(matrix.to(tl.float32) * row, 1)[None, :]
-    finish(
-        acc, rows, columns, bias, out, residual, residual_gain, residual_shift, residual_eps, B,
-        N, BN, ACTIVATION, RESIDUAL, RESIDUAL_NORM, BIAS,
-    )  # fmt: skip
+    if BIAS:
+        acc += tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+    acc = activated(acc, ACTIVATION)
+    if RESIDUAL:
+        kept = load_tile(residual, rows, B, columns, N).to(tl.float32)
+        if RESIDUAL_NORM:
+            complete, there = load_complete(residual, rows, B, N, BN)
+            mean, scale = deviation(complete, there, residual_eps, N, RESIDUAL_NORM)
+            kept = normed(kept, mean, scale, residual_gain, residual_shift, columns, columns < N, RESIDUAL_NORM)
+        acc += kept
+    store_tile(acc, out, rows, B, columns, N)
 
 
 @triton.jit
@@ -109,21 +118,47 @@ def rows_kernel(
     NORM: tl.constexpr, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr, RESIDUAL_NORM: tl.constexpr,
     BIAS: tl.constexpr, PDL: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Several rows per program, which share each loaded weight."""
+    """Several rows per program, which share each loaded weight.
+
+    A product of this size is bound by latency. So everything is loaded before the first barrier, which no load can
+    cross. The weights are loaded last, because they go to shared memory, with a barrier, as soon as they arrive. With
+    dependent launch they are loaded first, because they do not depend on the previous kernel; in float32 as well,
+    because the compiler spills all registers otherwise.
+    """
+    FIRST: tl.constexpr = PDL or PRECISION == "ieee"
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     k = tl.arange(0, INNER)
+    inside = columns < N
+    n = tl.arange(0, BN)
     if INNER >= K:
-        matrix = load_tile(weight, columns, N, k, K)
+        if FIRST:
+            matrix = load_tile(weight, columns, N, k, K)
+        if NORM:
+            gains, shifts = load_gains(gain, shift, k, k < K, NORM)
+    if BIAS:
+        biases = tl.load(bias + columns, mask=inside, other=0.0)
+    if RESIDUAL_NORM:
+        kept_gains, kept_shifts = load_gains(residual_gain, residual_shift, columns, inside, RESIDUAL_NORM)
     after_previous(PDL)
-    if NORM:
-        row, known = load_complete(x, rows, B, K, BK)
-        mean, scale = deviation(row, known, eps, K, NORM)
-    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     if INNER >= K:
         tile = load_tile(x, rows, B, k, K)
+    if RESIDUAL:
+        kept = load_tile(residual, rows, B, columns, N)
+    if RESIDUAL_NORM:
+        kept_rows = load_tile(residual, rows, B, n, N)
+    if INNER >= K and not FIRST:
+        matrix = load_tile(weight, columns, N, k, K)
+    if NORM:
+        if INNER >= K:
+            mean, scale = deviation(tile.to(tl.float32), (k < K)[None, :], eps, K, NORM)
+        else:
+            row, known = load_complete(x, rows, B, K, BK)
+            mean, scale = deviation(row, known, eps, K, NORM)
+    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
+    if INNER >= K:
         if NORM:
-            tile = normed(tile.to(tl.float32), mean, scale, gain, shift, k, k < K, NORM).to(matrix.dtype)
+            tile = scaled(tile.to(tl.float32), mean, scale, gains, shifts, NORM).to(matrix.dtype)
         acc = tl.dot(tile, tl.trans(matrix), acc, input_precision=PRECISION)
     else:
         for k0 in range(0, K, INNER):
@@ -133,10 +168,16 @@ def rows_kernel(
             if NORM:
                 tile = normed(tile.to(tl.float32), mean, scale, gain, shift, at, at < K, NORM).to(matrix.dtype)
             acc = tl.dot(tile, tl.trans(matrix), acc, input_precision=PRECISION)
-    finish(
-        acc, rows, columns, bias, out, residual, residual_gain, residual_shift, residual_eps, B,
-        N, BN, ACTIVATION, RESIDUAL, RESIDUAL_NORM, BIAS,
-    )  # fmt: skip
+    if BIAS:
+        acc += biases.to(tl.float32)[None, :]
+    acc = activated(acc, ACTIVATION)
+    if RESIDUAL:
+        kept = kept.to(tl.float32)
+        if RESIDUAL_NORM:
+            mean, scale = deviation(kept_rows.to(tl.float32), (n < N)[None, :], residual_eps, N, RESIDUAL_NORM)
+            kept = scaled(kept, mean, scale, kept_gains, kept_shifts, RESIDUAL_NORM)
+        acc += kept
+    store_tile(acc, out, rows, B, columns, N)
 
 
 @triton.jit(do_not_specialize=["S", "C"])
@@ -209,6 +250,70 @@ def rolling_kernel(
         tl.store(scratch + columns, result, mask=known)
         tl.store(scratch + D, largest)
         tl.store(scratch + D + 1, whole)
+
+
+@triton.jit(do_not_specialize=["S", "C"])
+def rolling_rows_kernel(
+    qkv, keys, values, distance, u, w, written, out, B, H, S, C, stride_dh, stride_dc, stride_w, scale,
+    D: tl.constexpr, BD: tl.constexpr, ROWS: tl.constexpr, SLOTS: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """The same for several rows of a head, which share each loaded position key: a third of what `rolling_kernel`
+    reads are position keys, and they come from the L2 cache, whose bandwidth is the limit."""
+    h = tl.program_id(0) % H
+    b = (tl.program_id(0) // H).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BD)
+    known = columns < D
+    bias_u = tl.load(u + h * D + columns, mask=known, other=0.0).to(tl.float32)
+    bias_w = tl.load(w + h * D + columns, mask=known, other=0.0).to(tl.float32)
+    near = tl.load(distance + h * stride_dh + (C - 1) * stride_dc + columns, mask=known, other=0.0).to(tl.float32)
+    after_previous(PDL)
+    before = tl.load(written + b * stride_w, mask=b < B, other=0)
+    slot = (before % S).to(tl.int32)
+    filled = tl.minimum(before + 1, S).to(tl.int32)
+    own = (b < B)[:, None] & known[None, :]
+    place = qkv + (b * 3 * H * D + h * D)[:, None] + columns[None, :]
+    q = tl.load(place, mask=own, other=0.0).to(tl.float32)
+    new_key = tl.load(place + H * D, mask=own, other=0.0)
+    new_value = tl.load(place + 2 * H * D, mask=own, other=0.0)
+    qu, qw = (q + bias_u[None, :]) * scale, (q + bias_w[None, :]) * scale
+
+    acc = tl.zeros([ROWS, SLOTS, BD], tl.float32)
+    top = tl.full([ROWS, SLOTS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS, SLOTS], tl.float32)
+    base = (b * H + h) * S
+    for block in tl.range(0, tl.cdiv(S - 1, SLOTS), num_stages=STAGES):
+        j = block * SLOTS + tl.arange(0, SLOTS)
+        away = S - 1 - j
+        r_row = C - 1 - tl.minimum(away, C - 1)
+        r_mask = (away > 0)[:, None] & known[None, :]
+        r = tl.load(distance + h * stride_dh + r_row[:, None] * stride_dc + columns[None, :], mask=r_mask, other=0.0)
+        seen = (b < B)[:, None] & (away > 0)[None, :] & (away[None, :] < filled[:, None])
+        s = slot[:, None] + 1 + j[None, :]
+        s = tl.where(s < S, s, s - S)
+        here = seen[:, :, None] & known[None, None, :]
+        offsets = (base[:, None] + s)[:, :, None] * D + columns[None, None, :]
+        k = tl.load(keys + offsets, mask=here, other=0.0).to(tl.float32)
+        v = tl.load(values + offsets, mask=here, other=0.0).to(tl.float32)
+        scores = tl.sum(k * qu[:, None, :] + r.to(tl.float32)[None, :, :] * qw[:, None, :], 2)
+        scores = tl.where(seen, scores, float("-inf"))
+        new_top = tl.maximum(top, scores)
+        floor = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weights = tl.exp(scores - floor)
+        shrink = tl.exp(top - floor)
+        total = total * shrink + weights
+        acc = acc * shrink[:, :, None] + weights[:, :, None] * v
+        top = new_top
+    # The newest token, whose key and value are not in their slot yet.
+    score = tl.sum(new_key.to(tl.float32) * qu + near[None, :] * qw, 1)
+    largest = tl.maximum(tl.max(top, 1), score)
+    share, last = tl.exp(top - largest[:, None]), tl.exp(score - largest)
+    result = tl.sum(acc * share[:, :, None], 1) + new_value.to(tl.float32) * last[:, None]
+    result = result / (tl.sum(total * share, 1) + last)[:, None]
+    tl.store(out + ((b * H + h) * D)[:, None] + columns[None, :], result.to(out.dtype.element_ty), mask=own)
+    new_place = ((base + slot) * D)[:, None] + columns[None, :]
+    tl.store(keys + new_place, new_key, mask=own)
+    tl.store(values + new_place, new_value, mask=own)
 
 
 @triton.jit

@@ -4,7 +4,8 @@ A layer has six phases, and every program computes some rows of each product. Th
 value is stored together with the number of the step in one 64-bit word, and a reader polls the words it needs until all
 have that number (the LL protocol of NCCL): one trip through the L2 cache instead of a fence, a counter and a load.
 Before it polls, a program loads its weights (or keys, values and position keys), so the latency of memory overlaps with
-the wait.
+the wait. Weights, keys and values exceed the L2 cache, so every step reads them from memory. A load from memory takes
+longer than the wait of a phase, so they are prefetched into the L2 cache a layer ahead.
 
 The same kernel runs one phase per launch for the interpreter and the tests. Activations are float32. Every sum has a
 fixed order, so a step is deterministic.
@@ -13,76 +14,33 @@ fixed order, so a step is deterministic.
 import triton
 import triton.language as tl
 
-from longspan.kernels.one_token.kernels import LAYER
-
-# Entries of a layer in the table of addresses.
-QKV = tl.constexpr(0)
-OUTPUT = tl.constexpr(1)
-UP = tl.constexpr(2)
-UP_BIAS = tl.constexpr(3)
-DOWN = tl.constexpr(4)
-DOWN_BIAS = tl.constexpr(5)
-ATTENTION_GAIN = tl.constexpr(6)
-ATTENTION_SHIFT = tl.constexpr(7)
-FEED_FORWARD_GAIN = tl.constexpr(8)
-FEED_FORWARD_SHIFT = tl.constexpr(9)
-KEYS = tl.constexpr(10)
-VALUES = tl.constexpr(11)
-DISTANCE = tl.constexpr(12)
-U = tl.constexpr(13)
-W = tl.constexpr(14)
-QUERY_GAIN = tl.constexpr(15)
-KEY_GAIN = tl.constexpr(16)
-ENTRIES = tl.constexpr(17)
+from longspan.kernels.one_token.kernels import LAYER, activated
+from longspan.kernels.one_token.message_kernels import receive, receive_three, receive_vector, send
+from longspan.kernels.one_token.table_kernels import (
+    ATTENTION_GAIN,
+    DISTANCE,
+    DOWN,
+    DOWN_BIAS,
+    ENTRIES,
+    FEED_FORWARD_GAIN,
+    KEY_GAIN,
+    KEYS,
+    OUTPUT,
+    QKV,
+    QUERY_GAIN,
+    UP,
+    UP_BIAS,
+    VALUES,
+    U,
+    W,
+    entry,
+    prefetch_rows,
+    prefetch_slots,
+    prefetch_vectors,
+)
 
 # Bits of the phases.
 PROJECT, ATTEND, COMBINE, MIX, EXPAND, CONTRACT, HEAD = (tl.constexpr(1 << bit) for bit in range(7))
-PATIENCE = tl.constexpr(200000)
-"""Polls before a reader gives up, about 0.2 s: a wait without an end would block the device."""
-
-
-@triton.jit
-def send(box, at, inside, value, epoch):
-    """Store values with the number of the step."""
-    bits = value.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
-    tl.store(box + at, (epoch << 32) | bits, mask=inside)
-
-
-@triton.jit
-def missing(words, inside, epoch):
-    """How many words are not of this step."""
-    return tl.sum(tl.ravel(((words >> 32) != epoch) & inside).to(tl.int32), 0)
-
-
-@triton.jit
-def value_of(words):
-    return (words & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def receive(box, at, inside, epoch, failed):
-    """Values of this step, as soon as all have been sent; 0 outside."""
-    words = tl.load(box + at, mask=inside, other=0, volatile=True)
-    polls = 0
-    while (missing(words, inside, epoch) > 0) & (polls < PATIENCE):
-        words = tl.load(box + at, mask=inside, other=0, volatile=True)
-        polls += 1
-    if polls == PATIENCE:
-        tl.store(failed, 1)
-    return value_of(words)
-
-
-@triton.jit
-def receive_vector(box, epoch, failed, K: tl.constexpr, BK: tl.constexpr):
-    k = tl.arange(0, BK)
-    return receive(box, k, k < K, epoch, failed)
-
-
-@triton.jit
-def entry(table, n, which: tl.constexpr, like):
-    """The address of a tensor of layer n, as a pointer to the model's dtype."""
-    address = tl.load(table + n * ENTRIES + which)
-    return tl.multiple_of(address.to(like.dtype), 16)
 
 
 @triton.jit
@@ -114,16 +72,9 @@ def normalised(x, gain, shift, eps, K: tl.constexpr, BK: tl.constexpr, KIND: tl.
 
 
 @triton.jit
-def residual(
-    x, here, at, gain, shift, eps, K: tl.constexpr, BK: tl.constexpr, KIND: tl.constexpr, NORM: tl.constexpr
-):  # fmt: skip
-    """The entries `at` of x, which are `here`; normalised if NORM."""
-    if NORM:
-        mean, scale = moments(x, eps, K, BK, KIND)
-        here = (here - mean) * scale * load_at(gain, at, K)
-        if KIND == LAYER:
-            here += load_at(shift, at, K)
-    return here
+def pick(x, at, BK: tl.constexpr):
+    """The entries `at` of a vector."""
+    return tl.sum(tl.where(at[:, None] == tl.arange(0, BK)[None, :], x[None, :], 0.0), 1)
 
 
 @triton.jit
@@ -139,18 +90,6 @@ def load_norm(table, n, like, gain: tl.constexpr, K: tl.constexpr, BK: tl.conste
 @triton.jit
 def product(matrix, x):
     return tl.sum(matrix.to(tl.float32) * x[None, :], 1)
-
-
-@triton.jit
-def activated(x, ACTIVATION: tl.constexpr):
-    if ACTIVATION == 1:
-        x = tl.maximum(x, 0.0)
-    if ACTIVATION == 2:
-        x = tl.maximum(x, 0.0)
-        x = x * x
-    if ACTIVATION == 3:
-        x = 0.5 * x * (1.0 + tl.math.erf(x * 0.7071067811865476))
-    return x
 
 
 @triton.jit
@@ -260,10 +199,11 @@ def combined(
     """The outputs i of all heads, from the parts of their softmax."""
     split = tl.arange(0, PADDED)[:, None]
     inside = (split < SPLITS) & (i < H * D)[None, :]
-    edge = partial + SPLITS * H * D + split * H + (i // D)[None, :]
-    sums = receive(partial, split * (H * D) + i[None, :], inside, epoch, failed)
-    tops = tl.where(inside, receive(edge, 0, inside, epoch, failed), float("-inf"))
-    totals = receive(edge, SPLITS * H, inside, epoch, failed)
+    edge = SPLITS * H * D + split * H + (i // D)[None, :]
+    sums, tops, totals = receive_three(
+        partial, split * (H * D) + i[None, :], edge, edge + SPLITS * H, inside, epoch, failed
+    )  # fmt: skip
+    tops = tl.where(inside, tops, float("-inf"))
     top = tl.max(tops, 0)
     share = tl.exp(tops - tl.where(top == float("-inf"), 0.0, top)[None, :])
     total = tl.sum(totals * share, 0)
@@ -282,14 +222,37 @@ def layer_input(x_box, tokens, embedding, embedding_scale, n, epoch, failed, E: 
 
 
 @triton.jit
-def input_rows(x_box, tokens, embedding, embedding_scale, n, at, epoch, failed, E: tl.constexpr):
-    """The same at some entries."""
-    if n == 0:
-        token = tl.maximum(tl.load(tokens), 0)
-        x = load_at(embedding + token * E, at, E) * embedding_scale
+def normed_input(
+    table, n, like, x_box, tokens, embedding, embedding_scale, epoch, failed, eps,
+    E: tl.constexpr, BE: tl.constexpr, PRE: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    """The input of layer n that is multiplied, and the one that is added to its result."""
+    if PRE:
+        gain, shift = load_norm(table, n, like, ATTENTION_GAIN, E, BE, KIND)
     else:
-        x = receive(x_box, at, at < E, epoch, failed)
-    return x
+        gain, shift = load_norm(table, tl.maximum(n - 1, 0), like, FEED_FORWARD_GAIN, E, BE, KIND)
+    x = layer_input(x_box, tokens, embedding, embedding_scale, n, epoch, failed, E, BE)
+    normed = normalised(x, gain, shift, eps, E, BE, KIND)
+    if not PRE:
+        normed = tl.where(n > 0, normed, x)
+        x = normed
+    return normed, x
+
+
+@triton.jit
+def normed_sums(
+    table, n, like, sums, epoch, failed, eps, E: tl.constexpr, BE: tl.constexpr, PRE: tl.constexpr, KIND: tl.constexpr
+):  # fmt: skip
+    """The same for the feed-forward layer."""
+    if PRE:
+        gain, shift = load_norm(table, n, like, FEED_FORWARD_GAIN, E, BE, KIND)
+    else:
+        gain, shift = load_norm(table, n, like, ATTENTION_GAIN, E, BE, KIND)
+    x = receive_vector(sums, epoch, failed, E, BE)
+    normed = normalised(x, gain, shift, eps, E, BE, KIND)
+    if not PRE:
+        x = normed
+    return normed, x
 
 
 @triton.jit(do_not_specialize=["S", "C", "chunk", "first", "last"])
@@ -301,6 +264,7 @@ def step_kernel(
     PADDED: tl.constexpr, SLOTS: tl.constexpr, QKV_ROWS: tl.constexpr, I_ROWS: tl.constexpr, E_ROWS: tl.constexpr,
     F_ROWS: tl.constexpr, V_ROWS: tl.constexpr, PRE: tl.constexpr, KIND: tl.constexpr, FINAL: tl.constexpr,
     HEAD_NORM: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, PHASES: tl.constexpr,
+    PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """The layers from `first` to before `last`, and the head if PHASES has it."""
     I: tl.constexpr = H * D  # noqa: E741 (the width inside the attention)
@@ -319,18 +283,30 @@ def step_kernel(
         sums = attended + I
         inner = sums + E
         out = inner + F
-        x_box, before = out - BOX, tl.maximum(n - 1, 0)
+        x_box = out - BOX
+        if PREFETCH:
+            if n == first:
+                prefetch_rows(table, 0, LAYERS, ENTRIES, LAYERS)
+                prefetch_rows(entry(table, n, QKV, head), program * QKV_ROWS, 3 * I, E, QKV_ROWS)
+            prefetch_slots(table, n, head, written, S, C, chunk, H, D, SPLITS, SLOTS)
+            prefetch_rows(entry(table, n, OUTPUT, head), program * E_ROWS, E, I, E_ROWS)
+            prefetch_rows(entry(table, n, UP, head), program * F_ROWS, F, E, F_ROWS)
+            prefetch_rows(entry(table, n, DOWN, head), program * E_ROWS, E, F, E_ROWS)
+            prefetch_vectors(table, n, head, E, KIND)
+            if BIAS:
+                prefetch_rows(entry(table, n, UP_BIAS, head), program * F_ROWS, F, 1, F_ROWS)
+                prefetch_rows(entry(table, n, DOWN_BIAS, head), program * E_ROWS, E, 1, E_ROWS)
+            if n + 1 < last:
+                prefetch_rows(entry(table, n + 1, QKV, head), program * QKV_ROWS, 3 * I, E, QKV_ROWS)
+            else:
+                prefetch_rows(head, program * V_ROWS, V, E, V_ROWS)
         if PROJECT & PHASES:
             matrix = load_rows(entry(table, n, QKV, head), p_rows, 3 * I, E, BE)
-            if PRE:
-                gain, shift = load_norm(table, n, head, ATTENTION_GAIN, E, BE, KIND)
-            else:
-                gain, shift = load_norm(table, before, head, FEED_FORWARD_GAIN, E, BE, KIND)
-            x = layer_input(x_box, tokens, embedding, embedding_scale, n, epoch, failed, E, BE)
-            normed = normalised(x, gain, shift, eps, E, BE, KIND)
-            if not PRE:
-                normed = tl.where(n > 0, normed, x)
+            normed, kept = normed_input(
+                table, n, head, x_box, tokens, embedding, embedding_scale, epoch, failed, eps, E, BE, PRE, KIND
+            )  # fmt: skip
             send(qkv, p_rows, p_rows < 3 * I, product(matrix, normed), epoch)
+            kept_rows = pick(kept, e_rows, BE)
         if ATTEND & PHASES:
             attend(
                 table, n, head, qkv, partial, epoch, failed, written, S, C, chunk, head_eps, scale,
@@ -341,50 +317,46 @@ def step_kernel(
             send(attended, i_rows, i_rows < I, y, epoch)
         if MIX & PHASES:
             matrix = load_rows(entry(table, n, OUTPUT, head), e_rows, E, I, BI)
-            kept = input_rows(x_box, tokens, embedding, embedding_scale, n, e_rows, epoch, failed, E)
-            if not PRE:
-                x = layer_input(x_box, tokens, embedding, embedding_scale, n, epoch, failed, E, BE)
-                gain = entry(table, before, FEED_FORWARD_GAIN, head)
-                shift = entry(table, before, FEED_FORWARD_SHIFT, head)
-                kept = tl.where(n > 0, residual(x, kept, e_rows, gain, shift, eps, E, BE, KIND, True), kept)
-            y = product(matrix, receive_vector(attended, epoch, failed, I, BI)) + kept
+            if not (PROJECT & PHASES):
+                _, kept = normed_input(
+                    table, n, head, x_box, tokens, embedding, embedding_scale, epoch, failed, eps, E, BE, PRE, KIND
+                )  # fmt: skip
+                kept_rows = pick(kept, e_rows, BE)
+            y = product(matrix, receive_vector(attended, epoch, failed, I, BI)) + kept_rows
             send(sums, e_rows, e_rows < E, y, epoch)
         if EXPAND & PHASES:
             matrix = load_rows(entry(table, n, UP, head), f_rows, F, E, BE)
             bias = tl.zeros([F_ROWS], tl.float32)
             if BIAS:
                 bias = load_at(entry(table, n, UP_BIAS, head), f_rows, F)
-            if PRE:
-                gain, shift = load_norm(table, n, head, FEED_FORWARD_GAIN, E, BE, KIND)
-            else:
-                gain, shift = load_norm(table, n, head, ATTENTION_GAIN, E, BE, KIND)
-            x = normalised(receive_vector(sums, epoch, failed, E, BE), gain, shift, eps, E, BE, KIND)
-            send(inner, f_rows, f_rows < F, activated(product(matrix, x) + bias, ACTIVATION), epoch)
+            normed, kept = normed_sums(table, n, head, sums, epoch, failed, eps, E, BE, PRE, KIND)
+            send(inner, f_rows, f_rows < F, activated(product(matrix, normed) + bias, ACTIVATION), epoch)
+            kept_rows = pick(kept, e_rows, BE)
         if CONTRACT & PHASES:
             matrix = load_rows(entry(table, n, DOWN, head), e_rows, E, F, BF)
-            kept = receive(sums, e_rows, e_rows < E, epoch, failed)
-            if not PRE:
-                gain, shift = entry(table, n, ATTENTION_GAIN, head), entry(table, n, ATTENTION_SHIFT, head)
-                x = receive_vector(sums, epoch, failed, E, BE)
-                kept = residual(x, kept, e_rows, gain, shift, eps, E, BE, KIND, True)
+            if not (EXPAND & PHASES):
+                _, kept = normed_sums(table, n, head, sums, epoch, failed, eps, E, BE, PRE, KIND)
+                kept_rows = pick(kept, e_rows, BE)
             if BIAS:
-                kept += load_at(entry(table, n, DOWN_BIAS, head), e_rows, E)
-            y = product(matrix, receive_vector(inner, epoch, failed, F, BF)) + kept
+                kept_rows += load_at(entry(table, n, DOWN_BIAS, head), e_rows, E)
+            y = product(matrix, receive_vector(inner, epoch, failed, F, BF)) + kept_rows
             send(out, e_rows, e_rows < E, y, epoch)
     if HEAD & PHASES:
         v_rows = program * V_ROWS + tl.arange(0, V_ROWS)
         k = tl.arange(0, BE)
         matrix = load_rows(head, v_rows, V, E, BE)
         bias = load_at(head_bias, v_rows, V)
-        x = receive_vector(boxes + LAYERS * BOX - E, epoch, failed, E, BE)
         if not PRE:
             gain, shift = load_norm(table, LAYERS - 1, head, FEED_FORWARD_GAIN, E, BE, KIND)
+        if FINAL:
+            last_gain, last_shift = load_at(final_gain, k, E), tl.zeros([BE], tl.float32)
+            if FINAL == LAYER:
+                last_shift = load_at(final_shift, k, E)
+        x = receive_vector(boxes + LAYERS * BOX - E, epoch, failed, E, BE)
+        if not PRE:
             x = normalised(x, gain, shift, eps, E, BE, KIND)
         if FINAL:
-            gain, shift = load_at(final_gain, k, E), tl.zeros([BE], tl.float32)
-            if FINAL == LAYER:
-                shift = load_at(final_shift, k, E)
-            x = normalised(x, gain, shift, final_eps, E, BE, FINAL)
+            x = normalised(x, last_gain, last_shift, final_eps, E, BE, FINAL)
         # A reader that gave up has computed with old values: NaN, which the sampler reports.
         y = tl.where(tl.load(failed, volatile=True) != 0, float("nan"), (product(matrix, x) + bias) * head_scale)
         tl.store(logits + v_rows, y, mask=v_rows < V)

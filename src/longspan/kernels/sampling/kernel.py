@@ -3,6 +3,29 @@
 import triton
 import triton.language as tl
 
+# Where random numbers come from.
+NONE = tl.constexpr(0)
+GIVEN = tl.constexpr(1)
+PHILOX = tl.constexpr(2)
+
+
+@triton.jit
+def random_words(seed, draw, row):
+    """Philox4x32-10 (Salmon et al. 2011) with the counter of cuRAND: the draw in the low half, the row in the high
+    one. Both and the seed are 64-bit."""
+    low, high = (draw & 0xFFFFFFFF).to(tl.uint32), ((draw >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    row_low, row_high = (row & 0xFFFFFFFF).to(tl.uint32), ((row >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    return tl.philox(seed, low, high, row_low, row_high)
+
+
+@triton.jit
+def uniform_number(seed, draw, row):
+    """A float64 number, 0 <= u < 1, with 53 bits: what `torch.rand` of a CUDA generator has in place `row`."""
+    x, y, _, _ = random_words(seed, draw, row)
+    bits = x.to(tl.int64) ^ (y.to(tl.int64) << 21)
+    number = bits.to(tl.float64) * 2.0**-53 + 2.0**-54
+    return tl.where(number >= 1.0, 0.0, number)
+
 
 @triton.jit
 def penalised(z, n, presence, frequency, repetition):
@@ -26,18 +49,22 @@ def ordered(z, v, BV: tl.constexpr):
 
 @triton.jit(do_not_specialize=["top_k", "V"])
 def choose_kernel(
-    logits, uniform, counts, chosen, stride, V, temperature, top_k, top_p, min_p, presence, frequency, repetition,
-    BV: tl.constexpr, GREEDY: tl.constexpr, ORDERED: tl.constexpr, COUNTS: tl.constexpr,
+    logits, uniform, counts, chosen, places, found, stride, V, B, temperature, top_k, top_p, min_p, presence, frequency,
+    repetition, BV: tl.constexpr, RANDOM: tl.constexpr, ORDERED: tl.constexpr, COUNTS: tl.constexpr,
+    PLACES: tl.constexpr, FOUND: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     v = tl.arange(0, BV)
     z = tl.load(logits + row * stride + v, mask=v < V, other=float("-inf")).to(tl.float32)
+    if PLACES:
+        place = places + row * 3
+        seed, draw, turn = tl.load(place), tl.load(place + 1), tl.load(place + 2)
     if COUNTS:
         n = tl.load(counts + row * V + v, mask=v < V, other=0.0)
         z = penalised(z, n, presence, frequency, repetition)
     largest = tl.max(z, 0)
     unusable = (tl.sum((z != z).to(tl.int32), 0) > 0) | (tl.abs(largest) == float("inf"))
-    if GREEDY:
+    if RANDOM == NONE:
         choice = tl.argmax(z, 0)
     else:
         token = v
@@ -52,8 +79,24 @@ def choose_kernel(
             chance = tl.where((before < top_p * tl.sum(chance, 0)) | (v == 0) | (top_p >= 1), chance, 0.0)
         chance = tl.where(chance >= min_p, chance, 0.0)  # the largest is 1
         total = tl.cumsum(chance, 0)
+        if RANDOM == PHILOX:
+            number = uniform_number(seed, draw, row.to(tl.int64))
+        else:
+            number = tl.load(uniform + row)
         # Rounding must not lift the limit to the total: then no token would be above it.
-        limit = tl.load(uniform + row) * tl.max(total, 0) * (1 - 2.0**-50)
-        place = tl.min(tl.where((total > limit) & (chance > 0), v, BV), 0)
-        choice = tl.sum(tl.where(v == place, token, 0), 0)
-    tl.store(chosen + row, tl.where(unusable, -1, choice).to(tl.int64))
+        limit = number * tl.max(total, 0) * (1 - 2.0**-50)
+        at = tl.min(tl.where((total > limit) & (chance > 0), v, BV), 0)
+        choice = tl.sum(tl.where(v == at, token, 0), 0)
+    result = tl.where(unusable, -1, choice).to(tl.int64)
+    if FOUND:
+        # The next step reads a token in any case; the host finds the -1.
+        tl.store(found + (turn % 2) * B + row, result)
+        result = tl.maximum(result, 0)
+    tl.store(chosen + row, result)
+    if PLACES:
+        tl.debug_barrier()  # all warps have loaded what is overwritten here
+        tl.store(place + 1, draw + 1)
+        tl.store(place + 2, turn + 1)
+        if COUNTS:
+            fed = tl.maximum(result, 0)
+            tl.store(counts + row * V + fed, tl.sum(tl.where(v == fed, n, 0.0), 0) + 1.0)

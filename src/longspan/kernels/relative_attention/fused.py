@@ -103,7 +103,7 @@ def _forward(
     M, C = key.shape[2] - L, distance.shape[1]
     out = empty_heads(query, L)
     lse = query.new_empty(B, H, L, dtype=torch.float32)
-    how = launch("forward", query, M + L)
+    how = launch("forward", query, min(M + L, window) if window else M + L)
     strides = (*key.stride()[:3], *value.stride()[:3])
     tma = how.slide == HALF and all(has_descriptor(tensor) for tensor in (key, value))
     if tma:

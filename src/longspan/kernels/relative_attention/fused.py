@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from longspan.kernels.relative_attention import stored
+from longspan.kernels.relative_attention import split, stored
 from longspan.shapes import Float, Int, Tensor
 
 LOG2E = 1.4426950408889634
@@ -104,16 +104,21 @@ def _forward(
     out = empty_heads(query, L)
     lse = query.new_empty(B, H, L, dtype=torch.float32)
     how = launch("forward", query, M + L)
+    parts = split.parts_of(query, M + L, window, how.T)
+    to, lse_to = (out, lse) if parts == 1 else (split.partial(query, parts), lse.new_empty(parts, *lse.shape))
     strides = (*key.stride()[:3], *value.stride()[:3])
     tma = how.slide == HALF and all(has_descriptor(tensor) for tensor in (key, value))
     if tma:
         key, value = descriptor(key, how.T), descriptor(value, how.T)
-    forward_kernel[(-(-L // how.T), B * H)](
-        query, key, value, distance, u.contiguous(), w.contiguous(), contiguous(first_key), seed, out, lse,
-        *query.stride()[:3], *strides, *distance.stride()[:2], *out.stride()[:3],
+    forward_kernel[(-(-L // how.T), B * H, parts)](
+        query, key, value, distance, u.contiguous(), w.contiguous(), contiguous(first_key), seed, to, lse_to,
+        *query.stride()[:3], *strides, *distance.stride()[:2], *to.stride()[-4:-1],
         H, L, M, C, window, LOG2E * D**-0.5, dropout, discount * D**0.5 / LOG2E,
         **shape_of(how, D, window, first_key, dropout, query.dtype), TMA=tma, DISCOUNT=discount > 0.0,
+        SPLIT=parts > 1,
     )  # fmt: skip
+    if parts > 1:
+        split.join_outputs(out, lse, to, lse_to)
     return out, lse
 
 
@@ -163,10 +168,12 @@ def _backward(
     blocks = -(-L // how.T)
     grad_query = empty_heads(query, L)
     grad_distance = query.new_zeros(H, C, D, dtype=torch.float32)
-    grad_biases = query.new_empty(B, H, blocks, D, dtype=torch.float32)
-    query_kernel[(blocks, B * H)](
-        *given, grad_query, grad_distance, grad_biases, *strides, *grad_query.stride()[:3], *sizes,
-        **shape_of(how, D, window, first_key, dropout, query.dtype),
+    parts = split.parts_of(query, K, window, how.T)
+    grad_biases = query.new_empty(parts, B, H, blocks, D, dtype=torch.float32)
+    to = grad_query if parts == 1 else split.partial(query, parts)
+    query_kernel[(blocks, B * H, parts)](
+        *given, to, grad_distance, grad_biases, *strides, *to.stride()[-4:-1], *sizes,
+        **shape_of(how, D, window, first_key, dropout, query.dtype), SPLIT=parts > 1,
     )  # fmt: skip
 
     how = launch("key", query, K)
@@ -177,8 +184,11 @@ def _backward(
         *given, grad_key, grad_value, grad_u, *strides, *grad_key.stride()[:3], *grad_value.stride()[:3], *sizes,
         **shape_of(how, D, window, first_key, dropout, query.dtype),
     )  # fmt: skip
+    if parts > 1:
+        rest = split.join_gradients(grad_query, to, grad_biases, grad_u, grad_distance, table, u.dtype, w.dtype)
+        return grad_query, grad_key, grad_value, *rest
     of_u = grad_u.sum((0, 2))
-    of_w = grad_biases.sum((0, 2)) - of_u
+    of_w = grad_biases.sum((0, 1, 3)) - of_u
     return grad_query, grad_key, grad_value, grad_distance.to(table), of_u.to(u.dtype), of_w.to(w.dtype)
 
 

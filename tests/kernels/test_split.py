@@ -33,8 +33,8 @@ def assert_split_equals_reference(parts: int, tensors: list[torch.Tensor], bound
 @pytest.mark.parametrize(
     ("parts", "B", "H", "L", "M", "D", "C", "window", "resets"),
     [
-        (2, 2, 1, 17, 23, 16, None, None, False),
-        (3, 1, 2, 20, 50, 16, 13, None, False),
+        (2, 2, 1, 5, 23, 16, None, None, False),
+        (3, 1, 1, 17, 50, 16, 13, None, False),
         (5, 1, 1, 18, 30, 24, 9, 20, True),  # more parts than tiles
     ],
 )

@@ -140,7 +140,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     from longspan.kernels.relative_attention.fused_backward import key_kernel, prepare_kernel, query_kernel
 
-    table = distance.dtype
+    table = distance
     query, key, value, grad = rows(query), rows(key), rows(value), rows(grad)
     distance = rows(distance.to(query.dtype))
     B, H, L, D = query.shape
@@ -150,7 +150,8 @@ def _backward(
     if plan is not None:
         grads = stored.backward(plan, grad, out, lse, query, key, value, distance, u, w, seed, window, dropout)
         *same, of_distance, of_u, of_w = grads
-        return *same, of_distance.to(table), of_u.to(u.dtype), of_w.to(w.dtype)  # type: ignore[return-value]
+        of_distance = torch.empty_like(table).copy_(of_distance)
+        return *same, of_distance, of_u.to(u.dtype), of_w.to(w.dtype)  # type: ignore[return-value]
     scale = D**-0.5
     sizes = (H, L, K - L, C, window, scale, LOG2E * scale, dropout)
 
@@ -185,11 +186,12 @@ def _backward(
         **shape_of(how, D, window, first_key, dropout, query.dtype),
     )  # fmt: skip
     if parts > 1:
-        rest = split.join_gradients(grad_query, to, grad_biases, grad_u, grad_distance, table, u.dtype, w.dtype)
+        rest = split.join_gradients(grad_query, to, grad_biases, grad_u, grad_distance, table, u, w)
         return grad_query, grad_key, grad_value, *rest
     of_u = grad_u.sum((0, 2))
     of_w = grad_biases.sum((0, 1, 3)) - of_u
-    return grad_query, grad_key, grad_value, grad_distance.to(table), of_u.to(u.dtype), of_w.to(w.dtype)
+    of_distance = torch.empty_like(table).copy_(grad_distance)  # in the layout of the projection that made the table
+    return grad_query, grad_key, grad_value, of_distance, of_u.to(u.dtype), of_w.to(w.dtype)
 
 
 def shape_of(
@@ -251,12 +253,11 @@ def _(query, key, value, distance, u, w, first_key, seed, window, dropout, disco
 @_backward.register_fake
 def _(grad, out, lse, query, key, value, distance, u, w, first_key, seed, window, dropout):  # type: ignore[no-untyped-def]
     L, K = query.shape[2], key.shape[2]
-    positions = distance.new_empty(distance.shape)
     return (
         empty_heads(query, L),
         empty_heads(key, K),
         empty_heads(value, K),
-        positions,
+        torch.empty_like(distance),
         u.new_empty(u.shape),
         w.new_empty(w.shape),
     )

@@ -80,19 +80,19 @@ def join_gradients(
     grad_biases: Float[Tensor, "P B H N D"],
     grad_u: Float[Tensor, "B H N D"],
     grad_distance: Float[Tensor, "H C D"],
-    table: torch.dtype,
-    u: torch.dtype,
-    w: torch.dtype,
+    table: Float[Tensor, "H C D"],
+    u: Float[Tensor, "H D"],
+    w: Float[Tensor, "H D"],
 ) -> tuple[Float[Tensor, "H C D"], Float[Tensor, "H D"], Float[Tensor, "H D"]]:
-    """Write `grad_query`; returns the gradients of distance, u and w in these dtypes."""
+    """Write `grad_query`; returns the gradients of distance, u and w in the dtypes and the layout of
+    `table`, `u` and `w`."""
     from longspan.kernels.relative_attention.split_kernels import ROWS, join_gradients_kernel, padded_width
 
     B, H, L, D = grad_query.shape
-    of_distance = grad_distance if table == torch.float32 else torch.empty_like(grad_distance, dtype=table)
-    of_u, of_w = grad_query.new_empty(H, D, dtype=u), grad_query.new_empty(H, D, dtype=w)
+    of_distance, of_u, of_w = torch.empty_like(table), u.new_empty(H, D), w.new_empty(H, D)
     join_gradients_kernel[(-(-L // ROWS), B * H)](
         parts, grad_biases, grad_u, grad_distance, grad_query, of_distance, of_u, of_w, *grad_query.stride()[:3],
-        H, L, len(parts), B, grad_biases.shape[3], grad_u.shape[2], grad_distance.numel(),
-        D=D, BD=padded_width(D), CAST=of_distance is not grad_distance, num_warps=4,
+        *of_distance.stride(), H, L, len(parts), B, grad_biases.shape[3], grad_u.shape[2], table.shape[1],
+        D=D, BD=padded_width(D), num_warps=4,
     )  # fmt: skip
     return of_distance, of_u, of_w

@@ -54,10 +54,10 @@ def head_sum(base, h, H, count, blocks, D: tl.constexpr, BD: tl.constexpr):
     return tl.sum(total, 0)
 
 
-@triton.jit(do_not_specialize=["L", "parts", "B", "blocks", "key_blocks"])
+@triton.jit(do_not_specialize=["L", "parts", "B", "blocks", "key_blocks", "C"])
 def join_gradients_kernel(
     partial, grad_biases, grad_u, grad_distance, grad_query, of_distance, of_u, of_w, stride_qb, stride_qh, stride_ql,
-    H, L, parts, B, blocks, key_blocks, distances, D: tl.constexpr, BD: tl.constexpr, CAST: tl.constexpr,
+    stride_dh, stride_dc, stride_dd, H, L, parts, B, blocks, key_blocks, C, D: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Sums of the parts, sums over blocks for u and w, and the cast of the gradient of the position table."""
     bh = tl.program_id(1)
@@ -78,9 +78,11 @@ def join_gradients_kernel(
         share = head_sum(grad_u, bh, H, B * key_blocks, key_blocks, D, BD)
         tl.store(of_u + bh * D + columns, share.to(of_u.dtype.element_ty), mask=columns < D)
         tl.store(of_w + bh * D + columns, (of_both - share).to(of_w.dtype.element_ty), mask=columns < D)
-    if CAST:
-        program = bh * tl.num_programs(0) + tl.program_id(0)
-        for first in tl.range(program * 1024, distances, tl.num_programs(0) * tl.num_programs(1) * 1024):
-            n = first + tl.arange(0, 1024)
-            cast = tl.load(grad_distance + n, mask=n < distances).to(of_distance.dtype.element_ty)
-            tl.store(of_distance + n, cast, mask=n < distances)
+    everyone = tl.num_programs(0) * tl.num_programs(1)
+    # Rows of the position table are taken in turn, one head after the other.
+    for first in tl.range((bh * tl.num_programs(0) + tl.program_id(0)) * ROWS_AT_ONCE, H * C, everyone * ROWS_AT_ONCE):
+        n = first + tl.arange(0, ROWS_AT_ONCE)
+        here = (n < H * C)[:, None] & (columns < D)[None, :]
+        found = tl.load(grad_distance + n[:, None] * D + columns[None, :], mask=here)
+        to = of_distance + (n // C * stride_dh + n % C * stride_dc)[:, None] + columns[None, :] * stride_dd
+        tl.store(to, found.to(of_distance.dtype.element_ty), mask=here)

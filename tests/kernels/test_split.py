@@ -1,4 +1,4 @@
-"""Blocks of queries split over several programs: against the reference in float64, and against one program per block."""
+"""Blocks of queries split over several programs: against the reference in float64, and against one program."""
 
 from typing import Any
 

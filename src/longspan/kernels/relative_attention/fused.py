@@ -8,7 +8,7 @@ batch and every block of queries adds, uses float32 atomics.
 # ruff: noqa: ARG001 (fake implementations of custom operations take all arguments)
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -172,6 +172,8 @@ def _backward(
     parts = split.parts_of(query, K, window, how.T)
     grad_biases = query.new_empty(parts, B, H, blocks, D, dtype=torch.float32)
     to = grad_query if parts == 1 else split.partial(query, parts)
+    if parts > 1:  # two programs per multiprocessor, which have all the registers that they need
+        how = replace(how, registers=None)
     query_kernel[(blocks, B * H, parts)](
         *given, to, grad_distance, grad_biases, *strides, *to.stride()[-4:-1], *sizes,
         **shape_of(how, D, window, first_key, dropout, query.dtype), SPLIT=parts > 1,

@@ -158,15 +158,9 @@ def query_kernel(
 
     base = rolling_buffer(T, SLIDE)
     farthest, complete = reach(i0, M, L, window, first, T, WINDOW, FIRST)
-    after, near, done, end, last, last_lse = complete + 1, 1, farthest - complete, 0, farthest, row_lse
+    nearest = 0
     if SPLIT:
         farthest, complete, nearest = share_of(farthest, complete)
-        after, near = tl.maximum(complete + 1, nearest), tl.maximum(nearest, 1)
-        done = tl.maximum(farthest + 1 - after, 0)
-        # If nearer tiles follow, the first of them without weights: it completes the gradients of a block of distances.
-        end = tl.maximum(nearest - 1, 0)
-        last = tl.maximum(farthest - end, 0)
-        last_lse = tl.where((nearest > 0) | (farthest < 0), float("inf"), row_lse)
     r = load_distances(distance, (farthest + 1) * T - 1, stride_dc, C, D, BD, T)
     older = tl.dot(qw, tl.trans(r), input_precision=PRECISION)
     # Entries of tile farthest+1 are not gradients, so they are zero.
@@ -174,20 +168,32 @@ def query_kernel(
     keep_first(base, tl.where(met, older, 0.0), T, SLIDE)
     before = tl.zeros([T, T], tl.float32)
     total = tl.zeros([T, BD], tl.float32)
+    after = complete + 1
+    if SPLIT:
+        after = tl.maximum(after, nearest)
     total, older, before, r = query_span(
         total, older, before, r, 0, farthest, after, qu, qw, g, row_lse, row_delta, base,
         key, value, distance, grad_distance, first, seed,
         stride_kl, stride_vl, stride_dc, bh, i0, M, L, C, window, scale, score_scale, dropout,
         D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION,
     )  # fmt: skip
+    done, near = farthest - complete, 1
+    if SPLIT:
+        done, near = tl.maximum(farthest + 1 - after, 0), tl.maximum(nearest, 1)
     total, older, before, r = query_span(
         total, older, before, r, done, complete, near, qu, qw, g, row_lse, row_delta, base,
         key, value, distance, grad_distance, first, seed,
         stride_kl, stride_vl, stride_dc, bh, i0, M, L, C, window, scale, score_scale, dropout,
         D, BD, T, False, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION,
     )  # fmt: skip
+    done, end = farthest, 0
+    if SPLIT:
+        # If nearer tiles follow, the first of them without weights: it completes the gradients of a block of distances.
+        end = tl.maximum(nearest - 1, 0)
+        done = tl.maximum(farthest - end, 0)
+        row_lse = tl.where((nearest > 0) | (farthest < 0), float("inf"), row_lse)
     total, older, before, r = query_span(
-        total, older, before, r, last, end, end, qu, qw, g, last_lse, row_delta, base,
+        total, older, before, r, done, end, end, qu, qw, g, row_lse, row_delta, base,
         key, value, distance, grad_distance, first, seed,
         stride_kl, stride_vl, stride_dc, bh, i0, M, L, C, window, scale, score_scale, dropout,
         D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION,

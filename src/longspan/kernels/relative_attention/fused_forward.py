@@ -192,30 +192,36 @@ def forward_kernel(
 
     base = rolling_buffer(T, SLIDE)
     farthest, complete = reach(i0, M, L, window, first, T, WINDOW, FIRST)
-    after, near, done, own, end = complete + 1, 1, farthest - complete, 0, 0
+    nearest = 0
     if SPLIT:
-        farthest, complete, end = share_of(farthest, complete)
-        own = tl.minimum(farthest, 0)
-        after, near = tl.maximum(complete + 1, end), tl.maximum(end, 1)
-        done = tl.maximum(farthest + 1 - after, 0)
+        farthest, complete, nearest = share_of(farthest, complete)
     r = load_distances(distance, (farthest + 1) * T - 1, stride_dc, C, D, BD, T)
     older = tl.dot(qw, tl.trans(r), input_precision=PRECISION)
     keep_first(base, older, T, SLIDE)
     acc = tl.zeros([T, BD], tl.float32)
     top = tl.full([T], float("-inf"), tl.float32)
     total = tl.zeros([T], tl.float32)
+    after = complete + 1
+    if SPLIT:
+        after = tl.maximum(after, nearest)
     acc, top, total, older = forward_span(
         acc, top, total, older, 0, farthest, after, qu, qw, base, key, value, distance, first, seed,
         stride_kl, stride_vl, stride_dc, bh, H, i0, M, L, C, window, scale, dropout, discount,
         D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, TMA, DISCOUNT,
     )  # fmt: skip
+    done, near = farthest - complete, 1
+    if SPLIT:
+        done, near = tl.maximum(farthest + 1 - after, 0), tl.maximum(nearest, 1)
     acc, top, total, older = forward_span(
         acc, top, total, older, done, complete, near, qu, qw, base, key, value, distance, first, seed,
         stride_kl, stride_vl, stride_dc, bh, H, i0, M, L, C, window, scale, dropout, discount,
         D, BD, T, False, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, TMA, DISCOUNT,
     )  # fmt: skip
+    own = 0
+    if SPLIT:
+        own = tl.minimum(farthest, 0)
     acc, top, total, older = forward_span(
-        acc, top, total, older, farthest, own, end, qu, qw, base, key, value, distance, first, seed,
+        acc, top, total, older, farthest, own, nearest, qu, qw, base, key, value, distance, first, seed,
         stride_kl, stride_vl, stride_dc, bh, H, i0, M, L, C, window, scale, dropout, discount,
         D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, TMA, DISCOUNT,
     )  # fmt: skip

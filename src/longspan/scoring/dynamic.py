@@ -194,9 +194,11 @@ class Learner:
         """The same in one kernel."""
         used = [k for k, gradient in enumerate(gradients) if gradient is not None]
         if self.fused is None or self.fused[0] != used:
-            parts = (self.weights, self.original, self.squares)
+            weights, original, squares = (
+                [part[k].detach() for k in used] for part in (self.weights, self.original, self.squares)
+            )
             copies = [None if self.leaves[k] is self.weights[k] else self.leaves[k].detach() for k in used]
-            self.fused = used, RMSUpdate(*([part[k].detach() for k in used] for part in parts), copies)
+            self.fused = used, RMSUpdate(weights, original, squares, copies)
         given = [gradient for gradient in gradients if gradient is not None]
         self.fused[1](given, self.steps, self.dynamics.rate, self.dynamics.decay, EPSILON)
 

@@ -59,5 +59,5 @@ class RMSUpdate:
         update_kernel[(len(self.tensor_of),)](
             weights, addresses(gradients), original, squares, self.copies,
             self.tensor_of, self.first_of, self.sizes, steps, rate, decay, epsilon,
-            BLOCK=BLOCK, DECAY=decay != 0.0, ROUNDED=any(copy is not None for copy in self.rounded), num_warps=WARPS,
+            BLOCK=BLOCK, DECAY=decay != 0.0, num_warps=WARPS,
         )  # fmt: skip

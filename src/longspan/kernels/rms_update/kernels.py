@@ -9,11 +9,11 @@ from longspan.kernels.address_table.kernels import pointer
 @triton.jit
 def update_kernel(
     weights, gradients, original, squares, rounded, tensor_of, first_of, sizes, steps, rate, decay, epsilon,
-    BLOCK: tl.constexpr, DECAY: tl.constexpr, ROUNDED: tl.constexpr,
+    BLOCK: tl.constexpr, DECAY: tl.constexpr,
 ):  # fmt: skip
     """One block of one weight per program. All tables are of addresses; blocks start at multiples of 16.
 
-    A weight with an address in `rounded` has its bfloat16 copy there, and a bfloat16 gradient.
+    A weight with an address other than 0 in `rounded` has its bfloat16 copy there, and a bfloat16 gradient.
     """
     tensor = tl.load(tensor_of + tl.program_id(0))
     at = tl.load(first_of + tl.program_id(0)) + tl.arange(0, BLOCK)
@@ -23,9 +23,7 @@ def update_kernel(
     w_at, s_at = tl.multiple_of(w_at, 16), tl.multiple_of(s_at, 16)
     w = tl.load(w_at, mask=inside, other=0.0)
     s = tl.load(s_at, mask=inside, other=0.0)
-    copy = 0
-    if ROUNDED:
-        copy = tl.load(rounded + tensor)
+    copy = tl.load(rounded + tensor)
     if copy != 0:
         g_at = tl.load(gradients + tensor).to(tl.pointer_type(tl.bfloat16)) + at
         g = tl.load(tl.multiple_of(g_at, 16), mask=inside, other=0.0).to(tl.float32)

@@ -1,5 +1,8 @@
 """Rounded copies of weights: the numbers of autocast, for weights with no other use than its cast."""
 
+import functools
+
+import pytest
 import torch
 from torch import nn
 
@@ -64,3 +67,22 @@ def test_losses_and_weights_are_those_of_autocast() -> None:
     learners[1].restore()
     after = list(learners[1].model.named_parameters())
     assert all(n == m and a is b and a.dtype == torch.float32 for (n, a), (m, b) in zip(before, after, strict=True))
+
+
+@pytest.mark.torture
+def test_compiled_layers_use_the_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a first segment that is not compiled, as in dynamic evaluation, with the projection of the memory of a GPU."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    learners = [Learner(make_model("longspan-xl").float(), Dynamics(0.01), torch.bfloat16) for _ in range(2)]
+    learners[1].rounds = True
+    for learner in learners:
+        for layer in learner.model.layers:  # type: ignore[union-attr]
+            layer.detached_memory = True
+    states = [learner.model.initial_state(1, trainable=True, filled=True) for learner in learners]
+    for n, piece in enumerate(torch.from_numpy(make_ids(3 * 9, seed=3)).long().view(3, 1, 9)):
+        found = []
+        for k, learner in enumerate(learners):
+            step = learner.compiled_step if n else learner.step
+            losses, (states[k],) = step([states[k]], piece[:, :-1], piece[:, 1:], None)
+            found.append(losses)
+        assert torch.equal(*found)

@@ -71,12 +71,12 @@ def test_losses_and_weights_are_those_of_autocast() -> None:
 
 @pytest.mark.torture
 def test_compiled_layers_use_the_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a first segment that is not compiled, as in dynamic evaluation, with the projection of the memory of a GPU."""
+    """After a first segment that is not compiled, and with the projection of the memory that a GPU uses."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     learners = [Learner(make_model("longspan-xl").float(), Dynamics(0.01), torch.bfloat16) for _ in range(2)]
     learners[1].rounds = True
     for learner in learners:
-        for layer in learner.model.layers:  # type: ignore[union-attr]
+        for layer in learner.model.layers:
             layer.detached_memory = True
     states = [learner.model.initial_state(1, trainable=True, filled=True) for learner in learners]
     for n, piece in enumerate(torch.from_numpy(make_ids(3 * 9, seed=3)).long().view(3, 1, 9)):

@@ -9,6 +9,7 @@ Forms are measured in turn, several rounds, and the median round counts. `--json
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import statistics
@@ -23,6 +24,7 @@ from torch import nn
 
 from longspan.data import Encoded
 from longspan.kernels import muon
+from longspan.kernels.relative_attention import split
 from longspan.kernels.rms_update import RMSUpdate
 from longspan.models.families import create
 from longspan.nn.attention import HeadNorm
@@ -246,12 +248,17 @@ def measure_dynamic(given: argparse.Namespace) -> list[Row]:
         now = time.perf_counter()
         return (len(text) - 1 - 5120) / (now - steady), steady - began, total / (len(text) - 1)
 
-    forms = {"plain": (True, False), "kernel": (False, False), "compiled": (False, True)}
+    forms: dict[str, tuple[Any, ...]] = {"plain": (True, False), "kernel": (False, False), "compiled": (False, True)}
+    for name in given.without:
+        forms[f"compiled, {name}"] = (False, True)
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in forms}
     for _ in range(given.rounds):
         for name, form in forms.items():
-            found[name].append(losses(*form))
+            dynamic.Learner.rounds = False if name.endswith("casts") else None
+            with split.using(1) if "plain" in name or name.endswith("whole") else contextlib.nullcontext():
+                found[name].append(losses(*form))
             print(name, *(f"{value:.6g}" for value in found[name][-1]), flush=True)
+    dynamic.Learner.rounds = None
     medians = {name: statistics.median(rate for rate, *_ in some) for name, some in found.items()}
     if given.profile:
         profile(lambda: losses(False, True, ids[: 512 * 24 + 1]), given.profile, 1)  # 20 of 24 are replayed
@@ -291,6 +298,13 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--segments", type=int, default=300)
     parser.add_argument("--profile", type=Path, help="write the kernels of a step to this file")
+    parser.add_argument(
+        "--without",
+        nargs="*",
+        default=[],
+        choices=["whole", "casts"],
+        help="dynamic: also without split blocks of queries, without rounded weights",
+    )
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     measure = functools.partial(parts[given.part], given)

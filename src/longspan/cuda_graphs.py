@@ -83,10 +83,20 @@ class CapturedStep:
 
 
 def _copy(states: list[State], buffers: list[State]) -> None:
+    """One kernel per dtype where torch has one, which is for equal strides: hence flat."""
+    flat: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for state, buffer in zip(states, buffers, strict=True):
         for value, fixed in zip(state.tensors().values(), buffer.tensors().values(), strict=True):
-            if fixed is not value:
+            if fixed is value:
+                continue
+            if value.is_contiguous() and fixed.is_contiguous() and value.dtype == fixed.dtype:
+                fixed_of, value_of = flat.setdefault(value.dtype, ([], []))
+                fixed_of.append(fixed.view(-1))
+                value_of.append(value.view(-1))
+            else:
                 fixed.copy_(value)
+    for fixed_of, value_of in flat.values():
+        torch._foreach_copy_(fixed_of, value_of)
 
 
 class GraphDecoder(Decoder):

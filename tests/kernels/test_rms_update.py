@@ -35,3 +35,29 @@ def test_the_kernel_is_for_float32_on_a_gpu() -> None:
     if torch.cuda.is_available():
         assert RMSUpdate.suits([torch.zeros(3, device="cuda")])
         assert not RMSUpdate.suits([torch.zeros(3, device="cuda", dtype=torch.float64)])
+
+
+def test_bfloat16_copies_follow_their_weights() -> None:
+    """A gradient in bfloat16 gives the update that the same numbers give in float32."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    shapes = [(BLOCK + 5,), (3, 7)]
+    weights = [torch.randn(shape, device=device) for shape in shapes]
+    copies = [weights[0].bfloat16(), None]
+    plain = [weight.clone() for weight in weights]
+    squares, plain_squares = ([torch.zeros_like(w) for w in weights] for _ in range(2))
+    update = RMSUpdate(weights, [w.clone() for w in weights], squares, copies)
+    other = RMSUpdate(plain, [w.clone() for w in plain], plain_squares)
+    for step in (1, 2):
+        gradients = [torch.randn_like(w) for w in weights]
+        gradients[0] = gradients[0].bfloat16()
+        given = torch.tensor(float(step), device=device), RATE, 0.1, EPSILON
+        update(gradients, *given)
+        other([gradient.float() for gradient in gradients], *given)
+    for got, want in zip([*weights, *squares], [*plain, *plain_squares], strict=True):
+        assert torch.equal(got, want)
+    assert copies[0] is not None
+    # The interpreter truncates instead of rounding.
+    apart = (copies[0].double() - weights[0].double()).abs() / weights[0].double().abs()
+    assert apart.max() <= (2**-8 if device == "cuda" else 2**-7)
+    assert torch.equal(copies[0], weights[0].bfloat16()) or device == "cpu"

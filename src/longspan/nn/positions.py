@@ -67,7 +67,8 @@ def reusable_tables(
     if not kept:
         R = {size: sinusoids(size) for size in dict.fromkeys(sizes)}
         kept = tuple(project(R[size]) for project, size in zip(projections, sizes, strict=True))
-    keys = [r[:, -count:] for r, count in zip(kept, counts, strict=True)]
+    # A slice of a complete table would still cost its gradient two kernels per layer.
+    keys = [r if r.shape[1] == count else r[:, -count:] for r, count in zip(kept, counts, strict=True)]
     return keys, kept if fixed else ()
 
 

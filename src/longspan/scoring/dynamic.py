@@ -24,6 +24,7 @@ from longspan.errors import ConfigError
 from longspan.kernels.rms_update import RMSUpdate
 from longspan.reading import Reading
 from longspan.scoring.losses import Arriving, Chunk, Ids, Starts, segments_of
+from longspan.scoring.rounded import RoundedWeights, only_cast
 from longspan.shapes import Bool, Float, Int, Tensor
 
 EPSILON = 1e-8
@@ -109,6 +110,9 @@ def dynamic_losses(
 class Learner:
     """Scores segments and updates the weights; keeps the original weights to restore them."""
 
+    rounds: bool | None = None
+    """Whether weights of bfloat16 products are kept in bfloat16 too (rounded.py). Default: with the fused update."""
+
     def __init__(self, model: LanguageModel, dynamics: Dynamics, precision: torch.dtype | None = None) -> None:
         self.model, self.dynamics, self.precision = model, dynamics, precision
         self.weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -117,6 +121,8 @@ class Learner:
         # A tensor, because a CUDA graph would capture a number as a constant.
         self.steps = torch.zeros((), device=self.weights[0].device)
         self.fused: tuple[list[int], RMSUpdate] | None = None
+        self.leaves: list[Tensor] = list(self.weights)  # what gradients are computed for
+        self.rounded: RoundedWeights | None = None
         self.layers: list[tuple[Any, Callable[..., Any]]] = []
 
     def compiled_step(
@@ -148,10 +154,21 @@ class Learner:
             # Entered once per segment: autocast caches rounded weights until it exits, and the weights change.
             with torch.autocast(device, self.precision, enabled=self.precision is not None):
                 losses, state = self.model.losses(tokens, targets, states[0], starts)
-            gradients = torch.autograd.grad(losses.mean(), self.weights, allow_unused=True)
+            first = self.rounded is None and self._can_round()
+            chosen = only_cast(losses, self.weights, torch.bfloat16) if first else []
+            gradients = torch.autograd.grad(losses.mean(), self.leaves, allow_unused=True)
         with torch.no_grad():
             self.update(gradients)
+        if first:
+            self.rounded = RoundedWeights(self.model, self.weights, chosen, torch.bfloat16)
+            pairs = zip(self.weights, self.rounded.copies, strict=True)
+            self.leaves, self.fused = [w if rounded is None else rounded for w, rounded in pairs], None
         return losses.detach(), [state.detach()]
+
+    def _can_round(self) -> bool:
+        """Only families with static shapes: others may choose the dtype of a state by that of a weight."""
+        wanted = RMSUpdate.suits(self.weights) if self.rounds is None else self.rounds
+        return wanted and self.precision == torch.bfloat16 and self.model.hints.graph_safe
 
     def update(self, gradients: tuple[Tensor | None, ...]) -> None:
         """Update all weights, with one call per operation instead of one per weight."""
@@ -160,7 +177,7 @@ class Learner:
             self._fused_update(gradients)
             return
         rows = zip(self.weights, self.original, self.squares, gradients, strict=True)
-        used = [row for row in rows if row[3] is not None]
+        used = [(*row, g.to(row[0].dtype)) for *row, g in rows if g is not None]
         weights, original, squares, g = (list(column) for column in zip(*used, strict=True))
         torch._foreach_addcmul_(squares, g, g)
         roots = torch._foreach_div(squares, self.steps)
@@ -169,17 +186,25 @@ class Learner:
         if self.dynamics.decay:
             torch._foreach_lerp_(weights, original, self.dynamics.decay)
         torch._foreach_addcdiv_(weights, g, roots, value=-self.dynamics.rate)
+        for weight, leaf in zip(self.weights, self.leaves, strict=True):
+            if leaf is not weight:
+                leaf.copy_(weight)
 
     def _fused_update(self, gradients: tuple[Tensor | None, ...]) -> None:
         """The same in one kernel."""
         used = [k for k, gradient in enumerate(gradients) if gradient is not None]
         if self.fused is None or self.fused[0] != used:
-            parts = (self.weights, self.original, self.squares)
-            self.fused = used, RMSUpdate(*([part[k].detach() for k in used] for part in parts))
+            weights, original, squares = (
+                [part[k].detach() for k in used] for part in (self.weights, self.original, self.squares)
+            )
+            copies = [None if self.leaves[k] is self.weights[k] else self.leaves[k].detach() for k in used]
+            self.fused = used, RMSUpdate(weights, original, squares, copies)
         given = [gradient for gradient in gradients if gradient is not None]
         self.fused[1](given, self.steps, self.dynamics.rate, self.dynamics.decay, EPSILON)
 
     def restore(self) -> None:
+        if self.rounded is not None:
+            self.rounded.remove()
         with torch.no_grad():
             for weight, original in zip(self.weights, self.original, strict=True):
                 weight.copy_(original)

@@ -8,12 +8,12 @@ batch and every block of queries adds, uses float32 atomics.
 # ruff: noqa: ARG001 (fake implementations of custom operations take all arguments)
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from longspan.kernels.relative_attention import stored
+from longspan.kernels.relative_attention import split, stored
 from longspan.shapes import Float, Int, Tensor
 
 LOG2E = 1.4426950408889634
@@ -104,16 +104,21 @@ def _forward(
     out = empty_heads(query, L)
     lse = query.new_empty(B, H, L, dtype=torch.float32)
     how = launch("forward", query, min(M + L, window) if window else M + L)
+    parts = split.parts_of(query, M + L, window, how.T)
+    to, lse_to = (out, lse) if parts == 1 else (split.partial(query, parts), lse.new_empty(parts, *lse.shape))
     strides = (*key.stride()[:3], *value.stride()[:3])
     tma = how.slide == HALF and all(has_descriptor(tensor) for tensor in (key, value))
     if tma:
         key, value = descriptor(key, how.T), descriptor(value, how.T)
-    forward_kernel[(-(-L // how.T), B * H)](
-        query, key, value, distance, u.contiguous(), w.contiguous(), contiguous(first_key), seed, out, lse,
-        *query.stride()[:3], *strides, *distance.stride()[:2], *out.stride()[:3],
+    forward_kernel[(-(-L // how.T), B * H, parts)](
+        query, key, value, distance, u.contiguous(), w.contiguous(), contiguous(first_key), seed, to, lse_to,
+        *query.stride()[:3], *strides, *distance.stride()[:2], *to.stride()[-4:-1],
         H, L, M, C, window, LOG2E * D**-0.5, dropout, discount * D**0.5 / LOG2E,
         **shape_of(how, D, window, first_key, dropout, query.dtype), TMA=tma, DISCOUNT=discount > 0.0,
+        SPLIT=parts > 1,
     )  # fmt: skip
+    if parts > 1:
+        split.join_outputs(out, lse, to, lse_to)
     return out, lse
 
 
@@ -135,7 +140,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     from longspan.kernels.relative_attention.fused_backward import key_kernel, prepare_kernel, query_kernel
 
-    table = distance.dtype
+    table = distance
     query, key, value, grad = rows(query), rows(key), rows(value), rows(grad)
     distance = rows(distance.to(query.dtype))
     B, H, L, D = query.shape
@@ -145,7 +150,8 @@ def _backward(
     if plan is not None:
         grads = stored.backward(plan, grad, out, lse, query, key, value, distance, u, w, seed, window, dropout)
         *same, of_distance, of_u, of_w = grads
-        return *same, of_distance.to(table), of_u.to(u.dtype), of_w.to(w.dtype)  # type: ignore[return-value]
+        of_distance = torch.empty_like(table).copy_(of_distance)
+        return *same, of_distance, of_u.to(u.dtype), of_w.to(w.dtype)  # type: ignore[return-value]
     scale = D**-0.5
     sizes = (H, L, K - L, C, window, scale, LOG2E * scale, dropout)
 
@@ -163,10 +169,14 @@ def _backward(
     blocks = -(-L // how.T)
     grad_query = empty_heads(query, L)
     grad_distance = query.new_zeros(H, C, D, dtype=torch.float32)
-    grad_biases = query.new_empty(B, H, blocks, D, dtype=torch.float32)
-    query_kernel[(blocks, B * H)](
-        *given, grad_query, grad_distance, grad_biases, *strides, *grad_query.stride()[:3], *sizes,
-        **shape_of(how, D, window, first_key, dropout, query.dtype),
+    parts = split.parts_of(query, K, window, how.T)
+    grad_biases = query.new_empty(parts, B, H, blocks, D, dtype=torch.float32)
+    to = grad_query if parts == 1 else split.partial(query, parts)
+    if parts > 1:  # two programs per multiprocessor, which have all the registers that they need
+        how = replace(how, registers=None)
+    query_kernel[(blocks, B * H, parts)](
+        *given, to, grad_distance, grad_biases, *strides, *to.stride()[-4:-1], *sizes,
+        **shape_of(how, D, window, first_key, dropout, query.dtype), SPLIT=parts > 1,
     )  # fmt: skip
 
     how = launch("key", query, K)
@@ -177,9 +187,13 @@ def _backward(
         *given, grad_key, grad_value, grad_u, *strides, *grad_key.stride()[:3], *grad_value.stride()[:3], *sizes,
         **shape_of(how, D, window, first_key, dropout, query.dtype),
     )  # fmt: skip
+    if parts > 1:
+        rest = split.join_gradients(grad_query, to, grad_biases, grad_u, grad_distance, table, u, w)
+        return grad_query, grad_key, grad_value, *rest
     of_u = grad_u.sum((0, 2))
-    of_w = grad_biases.sum((0, 2)) - of_u
-    return grad_query, grad_key, grad_value, grad_distance.to(table), of_u.to(u.dtype), of_w.to(w.dtype)
+    of_w = grad_biases.sum((0, 1, 3)) - of_u
+    of_distance = torch.empty_like(table).copy_(grad_distance)  # in the layout of the projection that made the table
+    return grad_query, grad_key, grad_value, of_distance, of_u.to(u.dtype), of_w.to(w.dtype)
 
 
 def shape_of(
@@ -241,12 +255,11 @@ def _(query, key, value, distance, u, w, first_key, seed, window, dropout, disco
 @_backward.register_fake
 def _(grad, out, lse, query, key, value, distance, u, w, first_key, seed, window, dropout):  # type: ignore[no-untyped-def]
     L, K = query.shape[2], key.shape[2]
-    positions = distance.new_empty(distance.shape)
     return (
         empty_heads(query, L),
         empty_heads(key, K),
         empty_heads(value, K),
-        positions,
+        torch.empty_like(distance),
         u.new_empty(u.shape),
         w.new_empty(w.shape),
     )

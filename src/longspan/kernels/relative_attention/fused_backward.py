@@ -9,6 +9,7 @@ from longspan.kernels.relative_attention.fused_forward import (
     load_distances,
     load_rows,
     reach,
+    share_of,
     visible,
 )
 from longspan.kernels.relative_attention.fused_slide import (
@@ -124,8 +125,12 @@ def query_kernel(
     H, L, M, C, window, scale, score_scale, dropout,
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, WINDOW: tl.constexpr,
     FIRST: tl.constexpr, DROPOUT: tl.constexpr, SLIDE: tl.constexpr, PRECISION: tl.constexpr,
+    SPLIT: tl.constexpr = False,
 ):  # fmt: skip
-    """Gradients of one block of queries, and its contributions to those of u + w and of the distances."""
+    """Gradients of one block of queries, and its contributions to those of u + w and of the distances.
+
+    With SPLIT, those from a part of its keys.
+    """
     bh = tl.program_id(1)
     b = (bh // H).to(tl.int64)
     h = bh % H
@@ -153,6 +158,9 @@ def query_kernel(
 
     base = rolling_buffer(T, SLIDE)
     farthest, complete = reach(i0, M, L, window, first, T, WINDOW, FIRST)
+    nearest = 0
+    if SPLIT:
+        farthest, complete, nearest = share_of(farthest, complete)
     r = load_distances(distance, (farthest + 1) * T - 1, stride_dc, C, D, BD, T)
     older = tl.dot(qw, tl.trans(r), input_precision=PRECISION)
     # Entries of tile farthest+1 are not gradients, so they are zero.
@@ -160,32 +168,49 @@ def query_kernel(
     keep_first(base, tl.where(met, older, 0.0), T, SLIDE)
     before = tl.zeros([T, T], tl.float32)
     total = tl.zeros([T, BD], tl.float32)
+    after = complete + 1
+    if SPLIT:
+        after = tl.maximum(after, nearest)
     total, older, before, r = query_span(
-        total, older, before, r, 0, farthest, complete + 1, qu, qw, g, row_lse, row_delta, base,
+        total, older, before, r, 0, farthest, after, qu, qw, g, row_lse, row_delta, base,
         key, value, distance, grad_distance, first, seed,
         stride_kl, stride_vl, stride_dc, bh, i0, M, L, C, window, scale, score_scale, dropout,
         D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION,
     )  # fmt: skip
+    done, near = farthest - complete, 1
+    if SPLIT:
+        done, near = tl.maximum(farthest + 1 - after, 0), tl.maximum(nearest, 1)
     total, older, before, r = query_span(
-        total, older, before, r, farthest - complete, complete, 1, qu, qw, g, row_lse, row_delta, base,
+        total, older, before, r, done, complete, near, qu, qw, g, row_lse, row_delta, base,
         key, value, distance, grad_distance, first, seed,
         stride_kl, stride_vl, stride_dc, bh, i0, M, L, C, window, scale, score_scale, dropout,
         D, BD, T, False, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION,
     )  # fmt: skip
+    done, end = farthest, 0
+    if SPLIT:
+        # If nearer tiles follow, the first of them without weights: it completes the gradients of a block of distances.
+        end = tl.maximum(nearest - 1, 0)
+        done = tl.maximum(farthest - end, 0)
+        row_lse = tl.where((nearest > 0) | (farthest < 0), float("inf"), row_lse)
     total, older, before, r = query_span(
-        total, older, before, r, farthest, 0, 0, qu, qw, g, row_lse, row_delta, base,
+        total, older, before, r, done, end, end, qu, qw, g, row_lse, row_delta, base,
         key, value, distance, grad_distance, first, seed,
         stride_kl, stride_vl, stride_dc, bh, i0, M, L, C, window, scale, score_scale, dropout,
         D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION,
     )  # fmt: skip
 
+    slot = bh
+    if SPLIT:
+        # Results of all parts are contiguous.
+        slot += tl.program_id(2) * tl.num_programs(1)
+        grad_query += tl.program_id(2).to(tl.int64) * tl.num_programs(1) * L * D
     grad_query += b * stride_qb + h * stride_qh
     tl.store(
         grad_query + i[:, None] * stride_ql + columns[None, :],
         total.to(grad_query.dtype.element_ty),
         mask=(i < L)[:, None] & (columns < D)[None, :],
     )
-    share = (bh * tl.num_programs(0) + block) * D + columns
+    share = (slot * tl.num_programs(0) + block) * D + columns
     tl.store(grad_biases + share, tl.sum(total, 0), mask=columns < D)
 
 

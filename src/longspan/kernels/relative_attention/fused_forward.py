@@ -68,6 +68,14 @@ def reach(i0, M, L, window, first, T: tl.constexpr, WINDOW: tl.constexpr, FIRST:
 
 
 @triton.jit
+def share_of(farthest, complete):
+    """This program's tiles of a block of queries, if several programs share it: the same two, and the nearest tile."""
+    share = tl.cdiv(farthest + 1, tl.num_programs(2))
+    farthest = tl.maximum(farthest - tl.program_id(2) * share, -1)
+    return farthest, tl.minimum(complete, farthest), tl.maximum(farthest - share + 1, 0)
+
+
+@triton.jit
 def visible(i, j, M, window, oldest, WINDOW: tl.constexpr, FIRST: tl.constexpr):
     """Whether query i sees key j; the arguments broadcast."""
     gap = M + i - j
@@ -159,8 +167,9 @@ def forward_kernel(
     H, L, M, C, window, scale, dropout, discount,
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, WINDOW: tl.constexpr,
     FIRST: tl.constexpr, DROPOUT: tl.constexpr, SLIDE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
-    DISCOUNT: tl.constexpr,
+    DISCOUNT: tl.constexpr, SPLIT: tl.constexpr = False,
 ):  # fmt: skip
+    """The output of one block of queries, or with SPLIT of a part of its keys."""
     bh = tl.program_id(1)
     b = (bh // H).to(tl.int64)
     h = bh % H
@@ -183,32 +192,52 @@ def forward_kernel(
 
     base = rolling_buffer(T, SLIDE)
     farthest, complete = reach(i0, M, L, window, first, T, WINDOW, FIRST)
+    nearest = 0
+    if SPLIT:
+        farthest, complete, nearest = share_of(farthest, complete)
     r = load_distances(distance, (farthest + 1) * T - 1, stride_dc, C, D, BD, T)
     older = tl.dot(qw, tl.trans(r), input_precision=PRECISION)
     keep_first(base, older, T, SLIDE)
     acc = tl.zeros([T, BD], tl.float32)
     top = tl.full([T], float("-inf"), tl.float32)
     total = tl.zeros([T], tl.float32)
+    after = complete + 1
+    if SPLIT:
+        after = tl.maximum(after, nearest)
     acc, top, total, older = forward_span(
-        acc, top, total, older, 0, farthest, complete + 1, qu, qw, base, key, value, distance, first, seed,
+        acc, top, total, older, 0, farthest, after, qu, qw, base, key, value, distance, first, seed,
         stride_kl, stride_vl, stride_dc, bh, H, i0, M, L, C, window, scale, dropout, discount,
         D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, TMA, DISCOUNT,
     )  # fmt: skip
+    done, near = farthest - complete, 1
+    if SPLIT:
+        done, near = tl.maximum(farthest + 1 - after, 0), tl.maximum(nearest, 1)
     acc, top, total, older = forward_span(
-        acc, top, total, older, farthest - complete, complete, 1, qu, qw, base, key, value, distance, first, seed,
+        acc, top, total, older, done, complete, near, qu, qw, base, key, value, distance, first, seed,
         stride_kl, stride_vl, stride_dc, bh, H, i0, M, L, C, window, scale, dropout, discount,
         D, BD, T, False, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, TMA, DISCOUNT,
     )  # fmt: skip
+    own = 0
+    if SPLIT:
+        own = tl.minimum(farthest, 0)
     acc, top, total, older = forward_span(
-        acc, top, total, older, farthest, 0, 0, qu, qw, base, key, value, distance, first, seed,
+        acc, top, total, older, farthest, own, nearest, qu, qw, base, key, value, distance, first, seed,
         stride_kl, stride_vl, stride_dc, bh, H, i0, M, L, C, window, scale, dropout, discount,
         D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, TMA, DISCOUNT,
     )  # fmt: skip
 
+    if SPLIT:
+        # Results of all parts are contiguous. A part may have no visible key.
+        first_row = tl.program_id(2).to(tl.int64) * tl.num_programs(1) * L
+        out += first_row * D
+        lse += first_row
+        shares = tl.where(total > 0.0, total, 1.0)
+    else:
+        shares = total
     out += b * stride_ob + h * stride_oh
     tl.store(
         out + i[:, None] * stride_ol + columns[None, :],
-        (acc / total[:, None]).to(out.dtype.element_ty),
+        (acc / shares[:, None]).to(out.dtype.element_ty),
         mask=(i < L)[:, None] & (columns < D)[None, :],
     )
     tl.store(lse + bh * L + i, top * scale + tl.log2(total), mask=i < L)

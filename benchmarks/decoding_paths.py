@@ -148,13 +148,12 @@ def check_one() -> None:
 
 
 def check_sessions(model: LanguageModel, memory: int) -> None:
-    """Tokens with and without read-ahead, copies to the host and prefetches, and with a stop and a fork on the way."""
+    """Tokens with and without read-ahead and copies to the host, and with a stop and a fork on the way."""
     texts = {}
     for name, settings in {
         "plain": {"write__READ_AHEAD": False},
         "read-ahead": {},
         "copies": {"draw__ZERO_COPY": False},
-        "no prefetch": {"step__PREFETCH": False},
     }.items():
         with replaced(**settings):
             session = open_session(PersistentDecoder, model, memory)
@@ -175,8 +174,6 @@ def one() -> None:
     )
     report("six kernels per layer", lambda: rates(open_as(FusedDecoder, model, 1), 1, 1600))
     report("one kernel per step", lambda: rates(open_as(PersistentDecoder, model, 1), 1, 1600))
-    with replaced(step__PREFETCH=False):
-        report("one kernel per step, no prefetch", lambda: rates(open_as(PersistentDecoder, model, 1), 1, 1600))
     with replaced(step__WARPS=4):
         report("one kernel per step, 4 warps", lambda: rates(open_as(PersistentDecoder, model, 1), 1, 1600))
     print(f"{'delivered by Session.write':54s}   tokens/s", flush=True)
@@ -185,7 +182,6 @@ def one() -> None:
         ("one kernel per step", PersistentDecoder, {}),
         ("one kernel per step, no read-ahead", PersistentDecoder, {"write__READ_AHEAD": False}),
         ("one kernel per step, copies to the host", PersistentDecoder, {"draw__ZERO_COPY": False}),
-        ("one kernel per step, no prefetch", PersistentDecoder, {"step__PREFETCH": False}),
     ):
         with replaced(**settings):
             report(what, lambda kind=kind: delivered(kind, model, 1600))

@@ -80,7 +80,7 @@ def tiles(N: int, K: int, early: bool) -> Tiles:
 
 def walk(rows: int, slots: int) -> Walk:
     if rows >= 256:
-        return Walk(32, 1, 4, 3)
+        return Walk(64, 1, 4, 2)
     return Walk(SLOTS, split_count(rows, slots), 4, 1)
 
 

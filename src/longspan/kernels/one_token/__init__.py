@@ -140,7 +140,8 @@ def linear(
         row_kernel[(-(-N // columns), B)](*inputs, COLUMNS=columns, num_warps=4, **shape, **launch)
         return
     tile = tiles(N, K, launch["PDL"] and x.dtype != torch.float32)
-    if tile.splits > 1 and (scratch is None or norm is not None):
+    places = -(-N // tile.columns) * -(-B // tile.rows)
+    if tile.splits > 1 and (scratch is None or norm is not None or places > MOST_TILES):
         tile = tiles(N, K, False)
     if tile.splits > 1:
         assert scratch is not None

@@ -1,6 +1,7 @@
 """One-token decoding against the layers of the model: the rolling cache, the fused kernels, and both in a CUDA
 graph."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -138,22 +139,83 @@ def test_a_softmax_split_into_parts_equals_the_layers(monkeypatch: pytest.Monkey
     assert largest_difference("plain", 1, "cpu", torch.float32, fused) < 1e-5
 
 
+@pytest.fixture
+def early(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Dependent launch in the interpreter: kernels load early, and the names of what they call are recorded."""
+    from longspan.kernels.one_token import kernels, split_kernel
+
+    calls: list[str] = []
+    for name, module in itertools.product(("let_next_start", "after_previous"), (kernels, split_kernel)):
+        monkeypatch.setattr(module, name, lambda _, name=name: calls.append(name))
+    monkeypatch.setattr(one_token, "_launch", lambda _: {"PDL": True, "launch_pdl": False})
+    return calls
+
+
 @interpreted
-def test_rows_that_share_position_keys_equal_those_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three rows of different lengths, two per program: one empty, one partly filled, one that has wrapped around."""
-    B, H, S, D = 3, 1, 21, 10
+@pytest.mark.torture
+@pytest.mark.parametrize(("form", "rows", "slots"), [("plain", 1, 16), ("paper-clamp", 4, 32)])
+def test_kernels_that_load_early_equal_the_layers(
+    form: str, rows: int, slots: int, early: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With parts of the softmax and without, and with fewer slots than a block."""
+    monkeypatch.setattr(one_token, "SLOTS", slots)
+    assert largest_difference(form, rows, "cpu", torch.float32, fused) < 1e-5
+    assert early[::2] == ["let_next_start"] * (len(early) // 2)
+
+
+@interpreted
+@pytest.mark.parametrize("splits", [1, 3])
+def test_slots_that_are_loaded_early_equal_float64(
+    splits: int, early: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three rows: one empty, one partly filled, one that has wrapped around. Two blocks, so one of three parts has
+    none."""
+    B, S, D, C = 3, 21, 10, 12
     torch.manual_seed(1)
-    given = [torch.randn(B, 3, H, D), torch.randn(B, H, S, D), torch.randn(B, H, S, D), torch.randn(H, 12, D)]
-    biases, count = [torch.randn(H, D), torch.randn(H, D)], torch.tensor([0, 9, 50])
-    results = []
-    for plan in (one_token.Walk(16, 1, 4, 1), one_token.Walk(16, 1, 4, 2, 2)):
-        monkeypatch.setattr(one_token, "walk", lambda *_, plan=plan: plan)
-        tensors, out = [tensor.clone() for tensor in given], torch.zeros(B, H, D)
-        one_token.rolling_attention(*tensors, *biases, count, torch.empty(B * H, D + 2), out)
-        results.append([out, *tensors[1:3]])
-    for alone, together in zip(*results, strict=True):
-        torch.testing.assert_close(together, alone, rtol=0, atol=1e-6)
-    assert not torch.equal(results[0][1], given[1])
+    monkeypatch.setattr(one_token, "walk", lambda *_: one_token.Walk(16, splits, 4, 1))
+    qkv, keys, values, r = (
+        torch.randn(B, 3, 1, D),
+        torch.randn(B, 1, S, D),
+        torch.randn(B, 1, S, D),
+        torch.randn(1, C, D),
+    )
+    u, w, count, out = torch.randn(1, D), torch.randn(1, D), torch.tensor([0, 9, 50]), torch.zeros(B, 1, D)
+    slots = (keys.clone(), values.clone())
+    one_token.rolling_attention(qkv, *slots, r, u, w, count, torch.empty(B, splits * (D + 2)), out)
+    assert early[:2] == ["let_next_start", "after_previous"]
+    for b, before in enumerate(count.tolist()):
+        q, *new = qkv[b, :, 0].double()
+        seen = range(min(before + 1, S))
+        at = [(before - away) % S for away in seen]
+        k, v = (
+            given[b, 0].double().index_copy(0, torch.tensor([at[0]]), part[None])[at]
+            for given, part in zip((keys, values), new, strict=True)
+        )
+        far = r[0].double()[[C - 1 - min(away, C - 1) for away in seen]]
+        chances = (((q + u[0]) @ k.T + (q + w[0]) @ far.T) * D**-0.5).softmax(0)
+        torch.testing.assert_close(out[b, 0].double(), chances @ v, rtol=0, atol=1e-5)
+        assert torch.equal(slots[0][b, 0, at[0]], qkv[b, 1, 0])
+
+
+@interpreted
+@pytest.mark.usefixtures("early")
+@pytest.mark.parametrize(("N", "K"), [(1030, 40), (20, 300), (70, 1024)])
+def test_tiles_for_early_weights_equal_float64(N: int, K: int) -> None:
+    """float16 rows with a mean of five deviations, whose variance is computed in one pass. (The interpreter has no
+    product of bfloat16.)"""
+    torch.manual_seed(2)
+    x, kept = ((torch.randn(5, size) + 5).half() for size in (K, N))
+    weight, bias, out = torch.randn(N, K).half() * K**-0.5, torch.randn(N).half(), torch.zeros(5, N)
+    inside, residual = (torch.nn.LayerNorm(size).half().requires_grad_(False) for size in (K, N))
+    torch.nn.init.normal_(residual.weight)
+    norm = one_token.Norm.of(inside) if K < 1024 else None
+    one_token.linear(
+        x, weight, bias, out, norm=norm, residual=kept, residual_norm=one_token.Norm.of(residual),
+        scratch=one_token.Scratch.of(5, N, x.device),
+    )  # fmt: skip
+    given = inside.double()(x.double()) if norm else x.double()
+    expected = residual.double()(kept.double()) + torch.nn.functional.linear(given, weight.double(), bias.double())
+    assert float((out - expected).abs().max() / expected.abs().max()) < 5e-3
 
 
 @interpreted

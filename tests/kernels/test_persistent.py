@@ -94,9 +94,8 @@ def test_the_phases_equal_the_plain_decoder(form: str, prompt: int, monkeypatch:
 @interpreted
 @pytest.mark.torture
 @pytest.mark.parametrize("form", ["paper", "qk-norm"])
-def test_one_program_computes_all_phases_in_one_launch(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_program_computes_all_phases_in_one_launch(form: str) -> None:
     """A single program finds what it has sent itself, so it needs no phases even in the interpreter."""
-    monkeypatch.setattr(persistent, "PREFETCH", False)  # inline PTX
     model = make(form, heads=1)
     whole = open_as(PersistentDecoder, model, 1)
     phases = open_as(PersistentDecoder, model, 1)

@@ -2,9 +2,19 @@
 
 Decoding one token is launch-bound. These two functions compute a layer of four products in five launches. They write to
 given buffers and allocate nothing, so that a CUDA graph can capture a step.
+
+On Hopper and later every kernel starts while the one before it still runs (programmatic dependent launch), loads its
+weights or its older keys and values, and then waits until the one before it is complete. This is safe, because
+
+- a kernel waits before it reads what an earlier one computed, and before it stores anything. Every program waits, so a
+  kernel is complete only after all kernels before it, and none of them can still read what it overwrites;
+- what is loaded before the wait is never written by one of these kernels in the same step: weights, position keys,
+  `written`, and the keys and values of other slots than the newest. Steps are separated by kernels of torch (embedding
+  and count), which are launched normally and let the next kernel start only when they are complete.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -16,8 +26,8 @@ ACTIVATIONS = {None: 0, "relu": 1, "squared-relu": 2, "gelu": 3}
 WIDEST = 8192  # a program holds a complete row
 FEW_ROWS, ROWS = 4, 16
 SLOTS, MOST_SPLITS, PROGRAMS = 32, 32, 1024
-PDL = False
-"""Programmatic dependent launch: a kernel starts while the one before it ends."""
+PDL = True
+"""Use programmatic dependent launch where the device has it."""
 
 
 class Tiles(NamedTuple):
@@ -54,12 +64,16 @@ class Walk(NamedTuple):
     splits: int
     warps: int
     stages: int
-    rows: int = 1
-    """Rows of the batch per program, which share position keys. More than 1 only with one split."""
 
 
-def tiles(N: int, K: int) -> Tiles:
-    """Measured on an H200 with 64 rows: a short K is loaded at once, a long one in steps."""
+def tiles(N: int, K: int, early: bool) -> Tiles:
+    """For about 64 rows on an H200. A short K is loaded at once. A long one is loaded in steps, or at once by several
+    programs if weights are loaded `early`, before the input is known. The tiles for early weights are chosen so that
+    the registers of a multiprocessor hold a program of this kernel and one of the next."""
+    if early and power(K) <= 512:
+        return Tiles(ROWS, 64, power(K), 8, 1) if N > 1024 else Tiles(ROWS, 16, power(K), 4, 1)
+    if early and K % 512 == 0 and K <= 512 * MOST_K_SPLITS:
+        return Tiles(2 * ROWS, 32, 512, 8, 1, K // 512)
     columns = 32 if N > 1024 else 16
     return Tiles(ROWS, columns, power(K), 4, 1) if K <= 512 else Tiles(ROWS, columns, 256, 4, 3)
 
@@ -68,6 +82,12 @@ def walk(rows: int, slots: int) -> Walk:
     if rows >= 256:
         return Walk(64, 1, 4, 2)
     return Walk(SLOTS, split_count(rows, slots), 4, 1)
+
+
+@cache
+def can_start_early(device: torch.device) -> bool:
+    """Whether the device has programmatic dependent launch."""
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,13 +134,17 @@ def linear(
         "RESIDUAL_NORM": kind_of(residual_norm),
         "BIAS": bias is not None,
     }
-    launch = {"PDL": PDL, "launch_pdl": PDL}
+    launch = _launch(x)
     if B < FEW_ROWS:
         columns = max(1, min(16, 8192 // power(K)))
         row_kernel[(-(-N // columns), B)](*inputs, COLUMNS=columns, num_warps=4, **shape, **launch)
         return
-    tile = tiles(N, K)
-    if tile.splits > 1 and scratch is not None and norm is None:
+    tile = tiles(N, K, launch["PDL"] and x.dtype != torch.float32)
+    places = -(-N // tile.columns) * -(-B // tile.rows)
+    if tile.splits > 1 and (scratch is None or norm is not None or places > MOST_TILES):
+        tile = tiles(N, K, False)
+    if tile.splits > 1:
+        assert scratch is not None
         _split_linear(x, weight, bias, out, activation, residual, residual_norm, scratch, tile)
         return
     rows_kernel[(-(-N // tile.columns), -(-B // tile.rows))](
@@ -147,8 +171,8 @@ def _split_linear(
         x, weight, bias, out, residual, *_parts(residual_norm), scratch.parts, scratch.tickets, B,
         N=N, K=K, BN=power(N), COLUMNS=tile.columns, ROWS=tile.rows, INNER=power(-(-K // tile.splits)),
         SPLITS=tile.splits, ACTIVATION=ACTIVATIONS[activation], RESIDUAL=residual is not None,
-        RESIDUAL_NORM=kind_of(residual_norm), BIAS=bias is not None, PRECISION=_precision(x), PDL=PDL,
-        num_warps=tile.warps, num_stages=tile.stages, launch_pdl=PDL,
+        RESIDUAL_NORM=kind_of(residual_norm), BIAS=bias is not None, PRECISION=_precision(x),
+        num_warps=tile.warps, num_stages=tile.stages, **_launch(x),
     )  # fmt: skip
 
 
@@ -168,18 +192,11 @@ def rolling_attention(
     `written` counts earlier tokens, one for all rows or one per row. This one goes to slot `written % S`, and the
     slot written `a` steps ago is at distance a. `partial` is a buffer of shape `partial_size`.
     """
-    from longspan.kernels.one_token.kernels import combine_kernel, rolling_kernel, rolling_rows_kernel
+    from longspan.kernels.one_token.kernels import combine_kernel, rolling_kernel
 
     B, H, S, D = keys.shape
     plan, width = walk(B * H, S), power(D)
-    launch = {"PDL": PDL, "launch_pdl": PDL}
-    if plan.rows > 1:
-        rolling_rows_kernel[(-(-B // plan.rows) * H,)](
-            qkv, keys, values, distance, u, w, written, out, B, H, S, distance.shape[1], distance.stride(0),
-            distance.stride(1), written.stride(0) if written.dim() else 0, D**-0.5,
-            D=D, BD=width, ROWS=plan.rows, SLOTS=plan.slots, STAGES=plan.stages, num_warps=plan.warps, **launch,
-        )  # fmt: skip
-        return
+    launch = _launch(qkv)
     rolling_kernel[(B * H, plan.splits)](
         qkv, keys, values, distance, u, w, written, partial, out, H, S, distance.shape[1], distance.stride(0),
         distance.stride(1), written.stride(0) if written.dim() else 0, D**-0.5,
@@ -206,6 +223,11 @@ def _parts(norm: Norm | None) -> tuple[Any, Any, float]:
 def kind_of(norm: Norm | None) -> int:
     """0 none, 1 layer, 2 RMS."""
     return 0 if norm is None else 1 if norm.shift is not None else 2
+
+
+def _launch(x: Tensor) -> dict[str, bool]:
+    early = PDL and can_start_early(x.device)
+    return {"PDL": early, "launch_pdl": early}
 
 
 def _precision(x: Tensor) -> str:

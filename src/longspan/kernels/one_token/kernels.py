@@ -7,11 +7,16 @@ LAYER = tl.constexpr(1)
 
 
 @triton.jit
-def after_previous(PDL: tl.constexpr):
-    """Programmatic dependent launch: the next kernel may start now, and this one waits for the previous one's results.
-    What comes before this call must not depend on them."""
+def let_next_start(PDL: tl.constexpr):
+    """The next kernel may start once all programs have called this. It then waits in `after_previous`."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def after_previous(PDL: tl.constexpr):
+    """Wait until the previous kernel is complete and its results are visible."""
+    if PDL:
         tl.extra.cuda.gdc_wait()
 
 
@@ -23,12 +28,23 @@ def load_tile(x, rows, B, k, K: tl.constexpr):
 
 @triton.jit
 def deviation(tile, known, eps, K: tl.constexpr, KIND: tl.constexpr):
-    """Mean (0 for RMS) and reciprocal deviation of each row of a tile with complete rows."""
+    """Mean (0 for RMS) and reciprocal deviation of each row of a tile with complete rows, zero outside.
+
+    Numbers of 16 bits are summed in one pass, with fewer barriers and registers. The error of the difference of two
+    float32 sums is far below the rounding of such numbers.
+    """
     mean = tl.zeros([tile.shape[0]], tl.float32)
-    if KIND == LAYER:
-        mean = tl.sum(tile, 1) / K
-    away = tl.where(known, tile - mean[:, None], 0.0)
-    return mean, 1.0 / tl.sqrt(tl.sum(away * away, 1) / K + eps)
+    wide = tile.to(tl.float32)
+    if KIND == LAYER and tile.dtype != tl.float32:
+        total, squares = tl.split(tl.sum(tl.join(wide, wide * wide), 1))
+        mean = total / K
+        variance = tl.maximum(squares / K - mean * mean, 0.0)
+    else:
+        if KIND == LAYER:
+            mean = tl.sum(wide, 1) / K
+        away = tl.where(known, wide - mean[:, None], 0.0)
+        variance = tl.sum(away * away, 1) / K
+    return mean, 1.0 / tl.sqrt(variance + eps)
 
 
 @triton.jit
@@ -49,7 +65,7 @@ def load_gains(gain, shift, columns, inside, KIND: tl.constexpr):
 
 @triton.jit
 def scaled(tile, mean, scale, gains, shifts, KIND: tl.constexpr):
-    tile = (tile - mean[:, None]) * scale[:, None] * gains.to(tl.float32)[None, :]
+    tile = (tile.to(tl.float32) - mean[:, None]) * scale[:, None] * gains.to(tl.float32)[None, :]
     if KIND == LAYER:
         tile += shifts.to(tl.float32)[None, :]
     return tile
@@ -57,9 +73,9 @@ def scaled(tile, mean, scale, gains, shifts, KIND: tl.constexpr):
 
 @triton.jit
 def load_complete(x, rows, B, K: tl.constexpr, BK: tl.constexpr):
-    """Complete rows of a [B, K] matrix in float32, and which columns exist."""
+    """Complete rows of a [B, K] matrix, and which columns exist."""
     k = tl.arange(0, BK)
-    return load_tile(x, rows, B, k, K).to(tl.float32), (k < K)[None, :]
+    return load_tile(x, rows, B, k, K), (k < K)[None, :]
 
 
 @triton.jit
@@ -88,6 +104,7 @@ def row_kernel(
     BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One row per program: all loads are issued at once."""
+    let_next_start(PDL)
     rows = tl.program_id(1) + tl.arange(0, 1)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     k = tl.arange(0, BK)
@@ -97,17 +114,17 @@ def row_kernel(
     if NORM:
         mean, scale = deviation(row, known, eps, K, NORM)
         row = normed(row, mean, scale, gain, shift, k, k < K, NORM)
-    acc = tl.sum(matrix.to(tl.float32) * row, 1)[None, :]
+    acc = tl.sum(matrix.to(tl.float32) * row.to(tl.float32), 1)[None, :]
     if BIAS:
         acc += tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
     acc = activated(acc, ACTIVATION)
     if RESIDUAL:
-        kept = load_tile(residual, rows, B, columns, N).to(tl.float32)
+        kept = load_tile(residual, rows, B, columns, N)
         if RESIDUAL_NORM:
             complete, there = load_complete(residual, rows, B, N, BN)
             mean, scale = deviation(complete, there, residual_eps, N, RESIDUAL_NORM)
             kept = normed(kept, mean, scale, residual_gain, residual_shift, columns, columns < N, RESIDUAL_NORM)
-        acc += kept
+        acc += kept.to(tl.float32)
     store_tile(acc, out, rows, B, columns, N)
 
 
@@ -122,9 +139,10 @@ def rows_kernel(
 
     A product of this size is bound by latency. So everything is loaded before the first barrier, which no load can
     cross. The weights are loaded last, because they go to shared memory, with a barrier, as soon as they arrive. With
-    dependent launch they are loaded first, because they do not depend on the previous kernel; in float32 as well,
-    because the compiler spills all registers otherwise.
+    dependent launch they are loaded first, before the wait for the previous kernel; in float32 as well, because the
+    compiler spills all registers otherwise.
     """
+    let_next_start(PDL)
     FIRST: tl.constexpr = PDL or PRECISION == "ieee"
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -151,14 +169,14 @@ def rows_kernel(
         matrix = load_tile(weight, columns, N, k, K)
     if NORM:
         if INNER >= K:
-            mean, scale = deviation(tile.to(tl.float32), (k < K)[None, :], eps, K, NORM)
+            mean, scale = deviation(tile, (k < K)[None, :], eps, K, NORM)
         else:
             row, known = load_complete(x, rows, B, K, BK)
             mean, scale = deviation(row, known, eps, K, NORM)
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     if INNER >= K:
         if NORM:
-            tile = scaled(tile.to(tl.float32), mean, scale, gains, shifts, NORM).to(matrix.dtype)
+            tile = scaled(tile, mean, scale, gains, shifts, NORM).to(matrix.dtype)
         acc = tl.dot(tile, tl.trans(matrix), acc, input_precision=PRECISION)
     else:
         for k0 in range(0, K, INNER):
@@ -166,18 +184,52 @@ def rows_kernel(
             tile = load_tile(x, rows, B, at, K)
             matrix = load_tile(weight, columns, N, at, K)
             if NORM:
-                tile = normed(tile.to(tl.float32), mean, scale, gain, shift, at, at < K, NORM).to(matrix.dtype)
+                tile = normed(tile, mean, scale, gain, shift, at, at < K, NORM).to(matrix.dtype)
             acc = tl.dot(tile, tl.trans(matrix), acc, input_precision=PRECISION)
     if BIAS:
         acc += biases.to(tl.float32)[None, :]
     acc = activated(acc, ACTIVATION)
     if RESIDUAL:
-        kept = kept.to(tl.float32)
         if RESIDUAL_NORM:
-            mean, scale = deviation(kept_rows.to(tl.float32), (n < N)[None, :], residual_eps, N, RESIDUAL_NORM)
+            mean, scale = deviation(kept_rows, (n < N)[None, :], residual_eps, N, RESIDUAL_NORM)
             kept = scaled(kept, mean, scale, kept_gains, kept_shifts, RESIDUAL_NORM)
-        acc += kept
+        acc += kept.to(tl.float32)
     store_tile(acc, out, rows, B, columns, N)
+
+
+@triton.jit
+def load_slots(
+    keys, values, distance, block, bh, slot, filled, S, C, stride_dc,
+    D: tl.constexpr, BD: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """Keys, values and position keys of a block of older slots, and which of them are visible."""
+    columns = tl.arange(0, BD)
+    j = block * SLOTS + tl.arange(0, SLOTS)
+    away = S - 1 - j
+    seen = (away > 0) & (away < filled)
+    here = seen[:, None] & (columns < D)[None, :]
+    s = slot + 1 + j
+    s = tl.where(s < S, s, s - S)
+    offsets = (bh * S + s)[:, None] * D + columns[None, :]
+    k = tl.load(keys + offsets, mask=here, other=0.0)
+    v = tl.load(values + offsets, mask=here, other=0.0)
+    # Columns of the table descend to distance 0; distances beyond it use the first column.
+    r_row = C - 1 - tl.minimum(away, C - 1)
+    r = tl.load(distance + r_row[:, None] * stride_dc + columns[None, :], mask=here, other=0.0)
+    return k, v, r, seen
+
+
+@triton.jit
+def attend_slots(k, v, r, seen, qu, qw, acc, top, total):
+    """A step of the running softmax. Each row of a tile has its own."""
+    scores = tl.sum(k.to(tl.float32) * qu[None, :] + r.to(tl.float32) * qw[None, :], 1)
+    scores = tl.where(seen, scores, float("-inf"))
+    new_top = tl.maximum(top, scores)
+    floor = tl.where(new_top == float("-inf"), 0.0, new_top)
+    weights = tl.exp(scores - floor)
+    shrink = tl.exp(top - floor)
+    acc = acc * shrink[:, None] + weights[:, None] * v.to(tl.float32)
+    return acc, new_top, total * shrink + weights
 
 
 @triton.jit(do_not_specialize=["S", "C"])
@@ -187,8 +239,9 @@ def rolling_kernel(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """The older slots are walked from the largest distance to 1, so the order of a sum does not depend on the slot.
-    Each row of a tile has its own running softmax; rows are combined once at the end."""
-    after_previous(PDL)
+    With dependent launch the first block is loaded before the query is known: older slots and `written` are those of
+    earlier steps."""
+    let_next_start(PDL)
     bh = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     b, h = bh // H, bh % H
@@ -197,48 +250,38 @@ def rolling_kernel(
     filled = tl.minimum(before + 1, S).to(tl.int32)
     columns = tl.arange(0, BD)
     known = columns < D
+    distance += h * stride_dh
+    bias_u = tl.load(u + h * D + columns, mask=known, other=0.0).to(tl.float32)
+    bias_w = tl.load(w + h * D + columns, mask=known, other=0.0).to(tl.float32)
+    near = tl.load(distance + (C - 1) * stride_dc + columns, mask=known, other=0.0).to(tl.float32)
+    blocks = tl.cdiv(S - 1, SLOTS)
+    first, last = split * blocks // SPLITS, (split + 1) * blocks // SPLITS
+    if PDL:
+        k, v, r, seen = load_slots(keys, values, distance, first, bh, slot, filled, S, C, stride_dc, D, BD, SLOTS)
+    after_previous(PDL)
     row = qkv + b * 3 * H * D + h * D + columns
     q = tl.load(row, mask=known, other=0.0).to(tl.float32)
-    qu = (q + tl.load(u + h * D + columns, mask=known, other=0.0).to(tl.float32)) * scale
-    qw = (q + tl.load(w + h * D + columns, mask=known, other=0.0).to(tl.float32)) * scale
+    new_key = tl.load(row + H * D, mask=known, other=0.0)
+    new_value = tl.load(row + 2 * H * D, mask=known, other=0.0)
+    qu, qw = (q + bias_u) * scale, (q + bias_w) * scale
 
     acc = tl.zeros([SLOTS, BD], tl.float32)
     top = tl.full([SLOTS], float("-inf"), tl.float32)
     total = tl.zeros([SLOTS], tl.float32)
-    blocks = tl.cdiv(S - 1, SLOTS)
-    for block in tl.range(split * blocks // SPLITS, (split + 1) * blocks // SPLITS, num_stages=STAGES):
-        j = block * SLOTS + tl.arange(0, SLOTS)
-        away = S - 1 - j
-        seen = (away > 0) & (away < filled)
-        here = seen[:, None] & known[None, :]
-        s = slot + 1 + j
-        s = tl.where(s < S, s, s - S)
-        offsets = (bh * S + s)[:, None] * D + columns[None, :]
-        k = tl.load(keys + offsets, mask=here, other=0.0).to(tl.float32)
-        v = tl.load(values + offsets, mask=here, other=0.0).to(tl.float32)
-        # Columns of the table descend to distance 0; distances beyond it use the first column.
-        r_row = C - 1 - tl.minimum(away, C - 1)
-        r = tl.load(distance + h * stride_dh + r_row[:, None] * stride_dc + columns[None, :], mask=here, other=0.0)
-        scores = tl.sum(k * qu[None, :] + r.to(tl.float32) * qw[None, :], 1)
-        scores = tl.where(seen, scores, float("-inf"))
-        new_top = tl.maximum(top, scores)
-        floor = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weights = tl.exp(scores - floor)
-        shrink = tl.exp(top - floor)
-        total = total * shrink + weights
-        acc = acc * shrink[:, None] + weights[:, None] * v
-        top = new_top
+    if PDL:
+        acc, top, total = attend_slots(k, v, r, seen & (first < last), qu, qw, acc, top, total)
+        first += 1
+    for block in tl.range(first, last, num_stages=STAGES):
+        k, v, r, seen = load_slots(keys, values, distance, block, bh, slot, filled, S, C, stride_dc, D, BD, SLOTS)
+        acc, top, total = attend_slots(k, v, r, seen, qu, qw, acc, top, total)
     largest = tl.max(top, 0)
     share = tl.exp(top - tl.where(largest == float("-inf"), 0.0, largest))
     result, whole = tl.sum(acc * share[:, None], 0), tl.sum(total * share, 0)
     if split == SPLITS - 1:
         # The newest token, whose key and value are not in their slot yet.
-        new_key = tl.load(row + H * D, mask=known, other=0.0)
-        new_value = tl.load(row + 2 * H * D, mask=known, other=0.0)
         tl.store(keys + (bh * S + slot) * D + columns, new_key, mask=known)
         tl.store(values + (bh * S + slot) * D + columns, new_value, mask=known)
-        near = tl.load(distance + h * stride_dh + (C - 1) * stride_dc + columns, mask=known, other=0.0)
-        score = tl.sum(new_key.to(tl.float32) * qu + near.to(tl.float32) * qw, 0)
+        score = tl.sum(new_key.to(tl.float32) * qu + near * qw, 0)
         highest = tl.maximum(largest, score)
         result = result * tl.exp(largest - highest) + new_value.to(tl.float32) * tl.exp(score - highest)
         whole = whole * tl.exp(largest - highest) + tl.exp(score - highest)
@@ -252,75 +295,12 @@ def rolling_kernel(
         tl.store(scratch + D + 1, whole)
 
 
-@triton.jit(do_not_specialize=["S", "C"])
-def rolling_rows_kernel(
-    qkv, keys, values, distance, u, w, written, out, B, H, S, C, stride_dh, stride_dc, stride_w, scale,
-    D: tl.constexpr, BD: tl.constexpr, ROWS: tl.constexpr, SLOTS: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    """The same for several rows of a head, which share each loaded position key: a third of what `rolling_kernel`
-    reads are position keys, and they come from the L2 cache, whose bandwidth is the limit."""
-    h = tl.program_id(0) % H
-    b = (tl.program_id(0) // H).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    columns = tl.arange(0, BD)
-    known = columns < D
-    bias_u = tl.load(u + h * D + columns, mask=known, other=0.0).to(tl.float32)
-    bias_w = tl.load(w + h * D + columns, mask=known, other=0.0).to(tl.float32)
-    near = tl.load(distance + h * stride_dh + (C - 1) * stride_dc + columns, mask=known, other=0.0).to(tl.float32)
-    after_previous(PDL)
-    before = tl.load(written + b * stride_w, mask=b < B, other=0)
-    slot = (before % S).to(tl.int32)
-    filled = tl.minimum(before + 1, S).to(tl.int32)
-    own = (b < B)[:, None] & known[None, :]
-    place = qkv + (b * 3 * H * D + h * D)[:, None] + columns[None, :]
-    q = tl.load(place, mask=own, other=0.0).to(tl.float32)
-    new_key = tl.load(place + H * D, mask=own, other=0.0)
-    new_value = tl.load(place + 2 * H * D, mask=own, other=0.0)
-    qu, qw = (q + bias_u[None, :]) * scale, (q + bias_w[None, :]) * scale
-
-    acc = tl.zeros([ROWS, SLOTS, BD], tl.float32)
-    top = tl.full([ROWS, SLOTS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS, SLOTS], tl.float32)
-    base = (b * H + h) * S
-    for block in tl.range(0, tl.cdiv(S - 1, SLOTS), num_stages=STAGES):
-        j = block * SLOTS + tl.arange(0, SLOTS)
-        away = S - 1 - j
-        r_row = C - 1 - tl.minimum(away, C - 1)
-        r_mask = (away > 0)[:, None] & known[None, :]
-        r = tl.load(distance + h * stride_dh + r_row[:, None] * stride_dc + columns[None, :], mask=r_mask, other=0.0)
-        seen = (b < B)[:, None] & (away > 0)[None, :] & (away[None, :] < filled[:, None])
-        s = slot[:, None] + 1 + j[None, :]
-        s = tl.where(s < S, s, s - S)
-        here = seen[:, :, None] & known[None, None, :]
-        offsets = (base[:, None] + s)[:, :, None] * D + columns[None, None, :]
-        k = tl.load(keys + offsets, mask=here, other=0.0).to(tl.float32)
-        v = tl.load(values + offsets, mask=here, other=0.0).to(tl.float32)
-        scores = tl.sum(k * qu[:, None, :] + r.to(tl.float32)[None, :, :] * qw[:, None, :], 2)
-        scores = tl.where(seen, scores, float("-inf"))
-        new_top = tl.maximum(top, scores)
-        floor = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weights = tl.exp(scores - floor)
-        shrink = tl.exp(top - floor)
-        total = total * shrink + weights
-        acc = acc * shrink[:, :, None] + weights[:, :, None] * v
-        top = new_top
-    # The newest token, whose key and value are not in their slot yet.
-    score = tl.sum(new_key.to(tl.float32) * qu + near[None, :] * qw, 1)
-    largest = tl.maximum(tl.max(top, 1), score)
-    share, last = tl.exp(top - largest[:, None]), tl.exp(score - largest)
-    result = tl.sum(acc * share[:, :, None], 1) + new_value.to(tl.float32) * last[:, None]
-    result = result / (tl.sum(total * share, 1) + last)[:, None]
-    tl.store(out + ((b * H + h) * D)[:, None] + columns[None, :], result.to(out.dtype.element_ty), mask=own)
-    new_place = ((base + slot) * D)[:, None] + columns[None, :]
-    tl.store(keys + new_place, new_key, mask=own)
-    tl.store(values + new_place, new_value, mask=own)
-
-
 @triton.jit
 def combine_kernel(
     partial, out, D: tl.constexpr, BD: tl.constexpr, SPLITS: tl.constexpr, PADDED: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     """Combine parts of a softmax that have different largest scores."""
+    let_next_start(PDL)
     after_previous(PDL)
     bh = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BD)

@@ -18,8 +18,6 @@ TILE = 32768
 """The most weights that a program holds in its registers."""
 SLOTS = 128
 WARPS = 8
-PREFETCH = True
-"""Load weights, keys and values into the L2 cache one layer ahead."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +129,7 @@ def _launch(
         weights.table, buffers.logits, buffers.boxes, count, buffers.epochs, buffers.failed, shape.slots,
         weights.distances, shape.chunk, first, last, weights.embedding_scale, 1 / weights.temperature,
         weights.norm.eps, final.eps if final else 0.0, weights.head_eps or 0.0,
-        shape.head_width**-0.5, **constants(shape, weights), PHASES=phases, PREFETCH=PREFETCH and phases == ALL,
-        num_warps=WARPS, **options,
+        shape.head_width**-0.5, **constants(shape, weights), PHASES=phases, num_warps=WARPS, **options,
     )  # fmt: skip
 
 

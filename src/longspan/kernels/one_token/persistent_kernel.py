@@ -4,8 +4,8 @@ A layer has six phases, and every program computes some rows of each product. Th
 value is stored together with the number of the step in one 64-bit word, and a reader polls the words it needs until all
 have that number (the LL protocol of NCCL): one trip through the L2 cache instead of a fence, a counter and a load.
 Before it polls, a program loads its weights (or keys, values and position keys), so the latency of memory overlaps with
-the wait. Weights, keys and values exceed the L2 cache, so every step reads them from memory. A load from memory takes
-longer than the wait of a phase, so they are prefetched into the L2 cache a layer ahead.
+the wait. Weights, keys and values exceed the L2 cache, so every step reads them from memory. Prefetching them into the
+L2 cache a layer ahead was slower (docs/LOG.md).
 
 The same kernel runs one phase per launch for the interpreter and the tests. Activations are float32. Every sum has a
 fixed order, so a step is deterministic.
@@ -21,7 +21,6 @@ from longspan.kernels.one_token.table_kernels import (
     DISTANCE,
     DOWN,
     DOWN_BIAS,
-    ENTRIES,
     FEED_FORWARD_GAIN,
     KEY_GAIN,
     KEYS,
@@ -34,9 +33,6 @@ from longspan.kernels.one_token.table_kernels import (
     U,
     W,
     entry,
-    prefetch_rows,
-    prefetch_slots,
-    prefetch_vectors,
 )
 
 # Bits of the phases.
@@ -264,7 +260,6 @@ def step_kernel(
     PADDED: tl.constexpr, SLOTS: tl.constexpr, QKV_ROWS: tl.constexpr, I_ROWS: tl.constexpr, E_ROWS: tl.constexpr,
     F_ROWS: tl.constexpr, V_ROWS: tl.constexpr, PRE: tl.constexpr, KIND: tl.constexpr, FINAL: tl.constexpr,
     HEAD_NORM: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, PHASES: tl.constexpr,
-    PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """The layers from `first` to before `last`, and the head if PHASES has it."""
     I: tl.constexpr = H * D  # noqa: E741 (the width inside the attention)
@@ -284,22 +279,6 @@ def step_kernel(
         inner = sums + E
         out = inner + F
         x_box = out - BOX
-        if PREFETCH:
-            if n == first:
-                prefetch_rows(table, 0, LAYERS, ENTRIES, LAYERS)
-                prefetch_rows(entry(table, n, QKV, head), program * QKV_ROWS, 3 * I, E, QKV_ROWS)
-            prefetch_slots(table, n, head, written, S, C, chunk, H, D, SPLITS, SLOTS)
-            prefetch_rows(entry(table, n, OUTPUT, head), program * E_ROWS, E, I, E_ROWS)
-            prefetch_rows(entry(table, n, UP, head), program * F_ROWS, F, E, F_ROWS)
-            prefetch_rows(entry(table, n, DOWN, head), program * E_ROWS, E, F, E_ROWS)
-            prefetch_vectors(table, n, head, E, KIND)
-            if BIAS:
-                prefetch_rows(entry(table, n, UP_BIAS, head), program * F_ROWS, F, 1, F_ROWS)
-                prefetch_rows(entry(table, n, DOWN_BIAS, head), program * E_ROWS, E, 1, E_ROWS)
-            if n + 1 < last:
-                prefetch_rows(entry(table, n + 1, QKV, head), program * QKV_ROWS, 3 * I, E, QKV_ROWS)
-            else:
-                prefetch_rows(head, program * V_ROWS, V, E, V_ROWS)
         if PROJECT & PHASES:
             matrix = load_rows(entry(table, n, QKV, head), p_rows, 3 * I, E, BE)
             normed, kept = normed_input(

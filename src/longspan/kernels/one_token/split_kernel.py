@@ -7,6 +7,7 @@ from longspan.kernels.one_token.kernels import (
     activated,
     after_previous,
     deviation,
+    let_next_start,
     load_gains,
     load_tile,
     scaled,
@@ -23,6 +24,7 @@ def split_kernel(
 ):  # fmt: skip
     """Each program multiplies INNER columns of x. The last one to arrive adds the parts, always in the same order, so
     that the result does not depend on which one it is. Tickets only increase."""
+    let_next_start(PDL)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     k = tl.program_id(2) * INNER + tl.arange(0, INNER)
@@ -55,9 +57,8 @@ def split_kernel(
             total += biases.to(tl.float32)[None, :]
         total = activated(total, ACTIVATION)
         if RESIDUAL:
-            kept = kept.to(tl.float32)
             if RESIDUAL_NORM:
-                mean, scale = deviation(kept_rows.to(tl.float32), (n < N)[None, :], residual_eps, N, RESIDUAL_NORM)
+                mean, scale = deviation(kept_rows, (n < N)[None, :], residual_eps, N, RESIDUAL_NORM)
                 kept = scaled(kept, mean, scale, gains, shifts, RESIDUAL_NORM)
-            total += kept
+            total += kept.to(tl.float32)
         store_tile(total, out, rows, B, columns, N)

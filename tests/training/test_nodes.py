@@ -1,9 +1,7 @@
 """Several nodes: a torchrun for each, with its own working directory, text and cache. They share the run's folder."""
 
-import dataclasses
 import os
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -13,20 +11,21 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from longspan.errors import CheckpointError, ConfigError, DataError, LongspanError
-from longspan.training import nodes, run
+from longspan.training import run
 from longspan.training.launch import agree_on_round, remember_start, started_before
 from longspan.training.observers.metrics import read_lines
-from longspan.training.processes import OtherProcessError, Processes
-from tests.training.conftest import losses, make_recipe, run_in_process
-from tests.training.processes import on_processes
-from tests.training.torchrun import RECIPE, errors, kill_node, start, wait_for_rows, workers, write_inputs
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return int(found.getsockname()[1])
+from tests.training.conftest import losses
+from tests.training.torchrun import (
+    RECIPE,
+    errors,
+    free_port,
+    kill_node,
+    node_flags,
+    start,
+    wait_for_rows,
+    workers,
+    write_inputs,
+)
 
 
 class Nodes:
@@ -41,11 +40,10 @@ class Nodes:
         return self.folder / f"node{node}.log"
 
     def start(self, node: int, *flags: str, restarts: int = 0, **environment: str) -> "subprocess.Popen[str]":
-        launch = ["--nnodes=2", "--nproc-per-node=1", f"--max-restarts={restarts}", "--rdzv-backend=c10d"]
-        launch += [f"--rdzv-endpoint=localhost:{self.port}", "--rdzv-id=test"]
         train = ["--recipe", "small.toml", "--data", "text", "--out", str(self.out), *flags]
         environment["LONGSPAN_CACHE"] = str(self.folder / f"cache{node}")
-        return start(launch, train, self.log(node), self.folder / f"node{node}", **environment)
+        place = self.folder / f"node{node}"
+        return start(node_flags(self.port, restarts), train, self.log(node), place, **environment)
 
     def train_alone(self, out: Path, steps: int) -> None:
         """The same run in one process."""
@@ -53,7 +51,7 @@ class Nodes:
         run.train(run.resolve(recipe, [f"training.steps={steps}"], data=str(text)), out, resume="auto", observers=None)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_two_nodes_continue_a_run_of_one_process_and_the_other_way_round(tmp_path: Path) -> None:
     two = Nodes(tmp_path, RECIPE + 'precision = "float64"\nschedule = "constant"\nvalidate_every = 10\n')
     two.train_alone(tmp_path / "alone", 28)
@@ -66,36 +64,6 @@ def test_two_nodes_continue_a_run_of_one_process_and_the_other_way_round(tmp_pat
     written = {path.name for path in tmp_path.glob("node*/*")}
     assert written == {"small.toml", "text"}, "nothing is written outside of the run's folder and the caches"
     assert all(any((tmp_path / f"cache{node}").iterdir()) for node in (0, 1))
-
-
-def use_different_files(folder: str) -> None:
-    """Each check fails on the second process, and the first one ends without a sentence of its own."""
-
-    def work(processes: Processes) -> None:
-        rank = processes.rank
-        recipe = make_recipe(training_lr=0.01 * (1 + rank))
-        moved = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, corpus=f"/node{rank}/text"))
-        nodes.check_recipe_is_equal(dataclasses.replace(moved, training=make_recipe().training), processes)
-        (own := Path(folder, f"node{rank}")).mkdir()
-        nodes.check_folder_is_shared(Path(folder), processes)
-        checks = [
-            (ConfigError, "training.lr=0.02", lambda: nodes.check_recipe_is_equal(moved, processes)),
-            (ConfigError, str(own), lambda: nodes.check_folder_is_shared(own, processes, 0.2)),
-            (DataError, "process 1", lambda: nodes.check_text_is_equal("the text", f"{rank}" * 64, processes)),
-            (CheckpointError, "after step 1", lambda: nodes.check_step_is_equal(rank, own, processes)),
-        ]
-        for kind, value, check in checks:
-            with pytest.raises(LongspanError) as error:
-                check()
-            assert error.type is (OtherProcessError if processes.is_first else kind)
-            assert processes.is_first or value in str(error.value)
-
-    assert on_processes(2, work) == [0, 0]
-    assert not any(path.is_file() for path in Path(folder).rglob("*"))
-
-
-def test_nodes_with_different_files_are_refused(tmp_path: Path) -> None:
-    assert run_in_process(use_different_files, str(tmp_path)) == 0
 
 
 def test_a_round_has_a_number_of_its_own_although_restart_counts_differ() -> None:

@@ -19,17 +19,24 @@ from longspan.training.observers.metrics import read_lines
 from longspan.training.processes import Processes
 from tests.training.conftest import run_in_process
 from tests.training.processes import on_processes, tensors
-from tests.training.torchrun import errors, start, wait_for_rows, workers, write_inputs
+from tests.training.torchrun import errors, free_port, node_flags, start, wait_for_rows, workers, write_inputs
 
 TORTURE = bool(os.environ.get("LONGSPAN_TORTURE"))
 SEED = int(os.environ.get("LONGSPAN_SEED", "1"))
 PROCESSES, KILLS, STEPS = (4, 50, 400) if TORTURE else (2, 1, 30)
 
 
-def torchrun(folder: Path, out: str, *more: str, restarts: int = 0) -> "subprocess.Popen[str]":
-    launch = ["--standalone", f"--nproc-per-node={PROCESSES}", f"--max-restarts={restarts}"]
+def torchrun(folder: Path, out: str, *more: str, restarts: int = 0) -> "list[subprocess.Popen[str]]":
+    """One node in `make torture`, else two nodes, each with its own working directory and cache."""
     train = ["--recipe", str(folder / "small.toml"), "--data", str(folder / "text"), "--out", str(folder / out)]
-    return start(launch, [*train, *more, "--set", f"training.steps={STEPS}"], folder / f"{out}.log")
+    train, log = [*train, *more, "--set", f"training.steps={STEPS}"], folder / f"{out}.log"
+    if TORTURE:
+        return [start(["--standalone", f"--nproc-per-node={PROCESSES}", f"--max-restarts={restarts}"], train, log)]
+    launch, launchers = node_flags(free_port(), restarts), []
+    for node in range(PROCESSES):
+        (place := folder / f"node{node}").mkdir()
+        launchers.append(start(launch, train, log, place, LONGSPAN_CACHE=str(place / "cache")))
+    return launchers
 
 
 def undisturbed(folder: str) -> None:
@@ -58,12 +65,12 @@ def test_a_killed_process_is_restarted_and_the_result_is_the_same(folder: Path) 
         with pytest.raises(ConfigError, match="another process is training"), locked(folder / "killed"):
             pass
         time.sleep(rng.random() * 2 if TORTURE else 0)
-        found = workers(disturbed)
+        found = [worker for launcher in disturbed for worker in workers(launcher)]
         if not found:
             break
         os.kill(rng.choice(found), signal.SIGKILL)
         killed += 1
-    assert disturbed.wait(600) == 0
+    assert [launcher.wait(600) for launcher in disturbed] == [0] * len(disturbed)
     assert killed == KILLS, "the run ended before all kills"
     expected, found_rows = (read_lines(folder / out / "metrics.jsonl") for out in ("undisturbed", "killed"))
     assert [row["step"] for row in found_rows] == list(range(1, STEPS + 1))
@@ -80,10 +87,10 @@ def test_a_killed_process_is_restarted_and_the_result_is_the_same(folder: Path) 
 
 @pytest.mark.torture
 def test_without_restarts_the_others_end_with_one_sentence(folder: Path) -> None:
-    launcher = torchrun(folder, "lost", "--set", "training.seconds=300")
+    launchers = torchrun(folder, "lost", "--set", "training.seconds=300")
     wait_for_rows(folder / "lost", 0)
-    os.kill(workers(launcher)[-1], signal.SIGKILL)
+    os.kill(workers(launchers[-1])[-1], signal.SIGKILL)
     started = time.monotonic()
-    assert launcher.wait(60) != 0
+    assert all(launcher.wait(60) for launcher in launchers)
     assert time.monotonic() - started < 60
     assert len(errors(folder / "lost.log")) <= 1

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -45,6 +46,18 @@ def start(
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "LOGLEVEL": "ERROR", **environment}
     with log.open("a") as output:
         return subprocess.Popen([*command, *train], cwd=place, env=environment, stdout=output, stderr=output, text=True)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return int(found.getsockname()[1])
+
+
+def node_flags(port: int, restarts: int = 0) -> list[str]:
+    """The flags of each torchrun of two nodes with one process each."""
+    rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}", "--rdzv-id=test"]
+    return ["--nnodes=2", "--nproc-per-node=1", f"--max-restarts={restarts}", *rendezvous]
 
 
 def workers(launcher: "subprocess.Popen[str]") -> list[int]:

@@ -6,6 +6,7 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,8 @@ from tests.training.torchrun import (
     kill_node,
     node_flags,
     start,
+    wait_for_port,
+    wait_for_restart,
     wait_for_rows,
     workers,
     write_inputs,
@@ -45,6 +48,12 @@ class Nodes:
         place = self.folder / f"node{node}"
         return start(node_flags(self.port, restarts), train, self.log(node), place, **environment)
 
+    def start_both(self, *flags: str, **options: Any) -> "list[subprocess.Popen[str]]":
+        """Start the first node first, so that it has the store of the rendezvous."""
+        first = self.start(0, *flags, **options)
+        wait_for_port(self.port)
+        return [first, self.start(1, *flags, **options)]
+
     def train_alone(self, out: Path, steps: int) -> None:
         """The same run in one process."""
         recipe, text = self.folder / "node0/small.toml", self.folder / "node0/text"
@@ -56,7 +65,7 @@ def test_two_nodes_continue_a_run_of_one_process_and_the_other_way_round(tmp_pat
     two = Nodes(tmp_path, RECIPE + 'precision = "float64"\nschedule = "constant"\nvalidate_every = 10\n')
     two.train_alone(tmp_path / "alone", 28)
     two.train_alone(two.out, 4)
-    launchers = [two.start(node, "--resume", "auto", "--set", "training.steps=24") for node in (0, 1)]
+    launchers = two.start_both("--resume", "auto", "--set", "training.steps=24")
     assert [launcher.wait(120) for launcher in launchers] == [0, 0]
     two.train_alone(two.out, 28)
     assert np.abs(np.subtract(losses(two.out), losses(tmp_path / "alone"))).max() < 1e-10
@@ -102,7 +111,7 @@ def test_only_a_run_that_this_launch_has_started_is_continued(tmp_path: Path, mo
 @pytest.mark.parametrize("victim", [0, 1])
 def test_without_restarts_the_other_node_ends(tmp_path: Path, victim: int) -> None:
     two = Nodes(tmp_path)
-    launchers = [two.start(node, "--set", "training.seconds=300") for node in (0, 1)]
+    launchers = two.start_both("--set", "training.seconds=300")
     wait_for_rows(two.out, 4)
     kill_node(launchers[victim])
     started = time.monotonic()
@@ -120,14 +129,15 @@ def test_with_restarts_the_run_continues_and_equals_an_undisturbed_one(tmp_path:
     environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": str(int(shared_store == "unshared"))}
     two.train_alone(tmp_path / "alone", steps)
     flags = ["--set", f"training.steps={steps}"]
-    launchers = [two.start(node, *flags, restarts=9, **environment) for node in (0, 1)]
+    launchers = two.start_both(*flags, restarts=9, **environment)
     for node in (1, 0, 1):
         wait_for_rows(two.out, len(read_lines(two.out / "metrics.jsonl")) + 3)
+        before = [worker for launcher in launchers for worker in workers(launcher)]
         os.kill(workers(launchers[node])[0], signal.SIGKILL)
+        wait_for_restart(launchers, before)
     if shared_store == "unshared":
         wait_for_rows(two.out, len(read_lines(two.out / "metrics.jsonl")) + 3)
-        last = 1 if "reading" in two.log(0).read_text() else 0  # the other one has the store of the rendezvous
-        kill_node(launchers[last])
-        launchers[last] = two.start(last, *flags, restarts=9, **environment)
+        kill_node(launchers[1])
+        launchers[1] = two.start(1, *flags, restarts=9, **environment)
     assert [launcher.wait(300) for launcher in launchers] == [0, 0]
     assert np.abs(np.subtract(losses(two.out), losses(tmp_path / "alone"))).max() < 1e-5

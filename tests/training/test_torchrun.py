@@ -19,7 +19,16 @@ from longspan.training.observers.metrics import read_lines
 from longspan.training.processes import Processes
 from tests.training.conftest import run_in_process
 from tests.training.processes import on_processes, tensors
-from tests.training.torchrun import errors, free_port, node_flags, start, wait_for_rows, workers, write_inputs
+from tests.training.torchrun import (
+    errors,
+    free_port,
+    node_flags,
+    start,
+    wait_for_restart,
+    wait_for_rows,
+    workers,
+    write_inputs,
+)
 
 TORTURE = bool(os.environ.get("LONGSPAN_TORTURE"))
 SEED = int(os.environ.get("LONGSPAN_SEED", "1"))
@@ -69,6 +78,7 @@ def test_a_killed_process_is_restarted_and_the_result_is_the_same(folder: Path) 
         if not found:
             break
         os.kill(rng.choice(found), signal.SIGKILL)
+        wait_for_restart(disturbed, found)
         killed += 1
     assert [launcher.wait(600) for launcher in disturbed] == [0] * len(disturbed)
     assert killed == KILLS, "the run ended before all kills"
@@ -82,6 +92,7 @@ def test_a_killed_process_is_restarted_and_the_result_is_the_same(folder: Path) 
     assert load_model(folder / "killed").model.parameter_count > 0
     log = (folder / "killed.log").read_text()
     assert log.count("finished after step") == 1, "only the first process prints"
+    assert log.count("failed (exitcode: -9)") == KILLS, "torchrun reports each kill"
     assert log.count("reading ") <= 1 + KILLS
 
 

@@ -84,6 +84,24 @@ def wait_for_rows(run: Path, rows: int, seconds: float = 120) -> None:
         time.sleep(0.01)
 
 
+def wait_for_port(port: int, seconds: float = 60) -> None:
+    """Wait until a server answers."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with suppress(ConnectionError), socket.create_connection(("localhost", port)):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"nothing answers at port {port}")
+
+
+def wait_for_restart(launchers: "Sequence[subprocess.Popen[str]]", before: Sequence[int], seconds: float = 120) -> None:
+    """Wait until torchrun has replaced the processes `before`, so that the next kill is a fault of its own."""
+    deadline = time.monotonic() + seconds
+    while any(worker in before for launcher in launchers for worker in workers(launcher)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def errors(log: Path) -> list[str]:
     """What longspan itself printed as an error."""
     return [line for line in log.read_text().splitlines() if line.startswith("longspan:")]

@@ -254,7 +254,8 @@ def test_standard_input_is_a_file(tmp_path: Path, cache: Path, monkeypatch: pyte
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     with pytest.raises(DataError, match="standard input is empty"):
         read_standard_input(cache)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+    monkeypatch.setenv("WORLD_SIZE", "2")  # on two nodes LOCAL_WORLD_SIZE may be 1
     with pytest.raises(DataError, match="several processes"):
         read_standard_input(cache)
 

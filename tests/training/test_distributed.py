@@ -15,10 +15,10 @@ import torch
 
 from longspan.checkpoints import store
 from longspan.config import keys
-from longspan.errors import CheckpointError, ConfigError, LongspanError
+from longspan.errors import CheckpointError, ConfigError, DataError, LongspanError
 from longspan.models.families import family
 from longspan.tokenizers import ByteTokenizer
-from longspan.training import run
+from longspan.training import nodes, run
 from longspan.training.folder import locked
 from longspan.training.processes import ALONE, OtherProcessError, Processes
 from longspan.training.recipe import Recipe, build_recipe
@@ -193,6 +193,32 @@ def refuse(folder: str) -> None:
         assert on_processes(2, work) == [0, 0]
 
 
+def use_different_files(folder: str) -> None:
+    """Each check fails on the second process, and the first one ends without a sentence of its own."""
+
+    def work(processes: Processes) -> None:
+        rank = processes.rank
+        recipe = make_recipe(training_lr=0.01 * (1 + rank))
+        moved = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, corpus=f"/node{rank}/text"))
+        nodes.check_recipe_is_equal(dataclasses.replace(moved, training=make_recipe().training), processes)
+        (own := Path(folder, f"node{rank}")).mkdir()
+        nodes.check_folder_is_shared(Path(folder), processes)
+        checks = [
+            (ConfigError, "training.lr=0.02", lambda: nodes.check_recipe_is_equal(moved, processes)),
+            (ConfigError, str(own), lambda: nodes.check_folder_is_shared(own, processes, 0.2)),
+            (DataError, "process 1", lambda: nodes.check_text_is_equal("the text", f"{rank}" * 64, processes)),
+            (CheckpointError, "after step 1", lambda: nodes.check_step_is_equal(rank, own, processes)),
+        ]
+        for kind, value, check in checks:
+            with pytest.raises(LongspanError) as error:
+                check()
+            assert error.type is (OtherProcessError if processes.is_first else kind)
+            assert processes.is_first or value in str(error.value)
+
+    assert on_processes(2, work) == [0, 0]
+    assert not any(path.is_file() for path in Path(folder).rglob("*"))
+
+
 def fill_the_disk(folder: str) -> None:
     """The disk is full when the first process commits a checkpoint: one error in both processes, nothing left over."""
 
@@ -214,8 +240,14 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "run").iterdir() if "checkpoint" in path.name] == ["checkpoint-4"]
 
 
-def test_a_second_launch_is_refused(tmp_path: Path) -> None:
-    assert run_in_process(refuse, str(tmp_path)) == 0
+def refuse_both(folder: str) -> None:
+    for check in (refuse, use_different_files):
+        (place := Path(folder, check.__name__)).mkdir()
+        check(str(place))
+
+
+def test_a_second_launch_and_nodes_with_different_files_are_refused(tmp_path: Path) -> None:
+    assert run_in_process(refuse_both, str(tmp_path)) == 0
 
 
 def test_a_batch_that_cannot_be_divided_is_an_error() -> None:

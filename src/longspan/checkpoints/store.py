@@ -101,7 +101,7 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
     """A new file under a temporary name in the same folder, to read and write. It replaces `path` when the block ends
     without an error; a symbolic link at `path` is replaced, not followed."""
     sweep(path.parent, path.name)
-    temporary = _temporary_path(path)
+    temporary = temporary_path(path)
     try:
         with temporary.open("xb+") as file, _locked(file.fileno()):  # x: fails if the name exists, link or not
             yield file
@@ -238,7 +238,7 @@ def _put_in_place(temporary: Path, path: Path) -> None:
 @contextmanager
 def _temporary_folder(path: Path) -> Iterator[Path]:
     """A new hidden folder in the parent of `path`, removed afterwards unless it was renamed."""
-    temporary = _temporary_path(path)
+    temporary = temporary_path(path)
     try:
         temporary.mkdir()
         with _open_descriptor(temporary) as descriptor, _locked(descriptor):
@@ -307,7 +307,8 @@ def _resolve(path: Path) -> Path:
         raise CheckpointError(f"{str(path)!r} is not a valid path; choose another") from None
 
 
-def _temporary_path(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
+    """A name for a temporary file next to `path`. If its writer is killed, the next writer of `path` removes it."""
     return path.parent / f".{path.name}.new-{secrets.token_hex(4)}.longspan"
 
 

@@ -59,7 +59,8 @@ class Source:
 
 def read_standard_input(cache: Path | None = None) -> Path:
     """Copy standard input to a file in the cache. Equal texts have equal names, with the suffix of their format."""
-    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1:  # each process of torchrun would read a part of it
+    # Each process of torchrun would read a part of it.
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
         raise DataError("standard input cannot be read by several processes; write it to a file and use that as data")
     folder = cache_folder(cache) / _STANDARD_INPUT
     folder.mkdir(exist_ok=True)

@@ -7,8 +7,7 @@ their number. Other runs use `ALONE`.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from longspan.errors import ConfigError, LongspanError, TrainingError
 from longspan.shapes import Float, Tensor
+from longspan.training.launch import PREFIX, agree_on_round, is_first_to_report, launched
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -52,6 +52,8 @@ class Processes:
     """The process group for counts in the loss. A group has one order of calls, and gradients use the default group."""
     saving: Any = None
     """The process group for checkpoints, which are written by a thread."""
+    launch: Any = None
+    """The store of torchrun, which outlives a restart."""
 
     @property
     def distributed(self) -> bool:
@@ -150,20 +152,6 @@ class Processes:
 ALONE = Processes()
 
 
-def launched() -> bool:
-    """Whether `torchrun` started this process."""
-    return dist.is_torchelastic_launched() and "RANK" in os.environ
-
-
-def restarted() -> bool:
-    """Whether `torchrun --max-restarts` has started the processes again."""
-    return _attempt() > 0
-
-
-def _attempt() -> int:
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-
-
 def own_device(device: torch.device) -> torch.device:
     """The device of this process: on a machine with several GPUs, the one with its number."""
     if device.type == "cuda" and launched():
@@ -184,12 +172,13 @@ def joined(device: torch.device) -> Iterator[Processes]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     with _lost_processes():
-        # The store of torchrun outlives a restart, and gloo would connect to the addresses of the ended processes.
         store, rank, size = next(dist.rendezvous("env://"))
-        store = dist.PrefixStore(f"longspan/{_attempt()}", store)
+        launch = dist.PrefixStore(PREFIX, store)
+        # In the keys of an earlier round gloo would find the addresses of the ended processes.
+        store = dist.PrefixStore(f"round/{agree_on_round(launch, rank, size)}", launch)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
-        yield connect(device)
+        yield replace(connect(device), launch=launch)
         # Not after an error: it is printed first, and the others see that this process has ended.
         dist.destroy_process_group()
 
@@ -225,9 +214,7 @@ def reports_error(error: LongspanError) -> bool:
         return False
     if not launched():
         return True
-    try:
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=10))
-        return store.add(f"longspan/errors/{_attempt()}", 1) == 1
-    except (KeyError, RuntimeError):
-        return True
+    first = is_first_to_report()
+    if first is None:  # the node with the store has ended
+        return not isinstance(error, LostProcessError) or os.environ["LOCAL_RANK"] == "0"
+    return first

@@ -80,7 +80,7 @@ def check_start(recipe: Recipe, start: Verified, out: Path) -> None:
     stored = load_recipe(start.path / RECIPE)
     check_same(recipe, stored, start.path, FREE if is_own(start, out) else FREE | TUNABLE)
     if recipe.training.validate_every and stored.training.validate_every:
-        now, then = _flat(recipe), _flat(stored)
+        now, then = flat(recipe), flat(stored)
         for key in sorted(key for key in SCORING if now.get(key) != then.get(key)):
             change = f"{config.show(then.get(key, 'unset'))} to {config.show(now.get(key, 'unset'))}"
             sentence = f"{key} changes from {change}; validation scores before and after are not comparable"
@@ -92,7 +92,7 @@ def check_same(recipe: Recipe, stored: Recipe, where: Path, free: Set[str] = FRE
 
     If validation scores influence training, the keys that they depend on are not free either.
     """
-    now, then = _flat(recipe), _flat(stored)
+    now, then = flat(recipe), flat(stored)
     free = free - SCORING if validation_decides(recipe) else free
     free = free - {"training.validate_every"} if stored.training.average_patience else free
     for key in sorted(now.keys() | then.keys()):
@@ -108,7 +108,8 @@ def validation_decides(recipe: Recipe) -> bool:
     return bool(recipe.training.patience or recipe.training.average_patience)
 
 
-def _flat(recipe: Recipe) -> dict[str, Any]:
+def flat(recipe: Recipe) -> dict[str, Any]:
+    """All values of a recipe by their keys, such as training.lr."""
     tables: Mapping[str, Any] = {
         "model": {"family": recipe.family, **config.plain(recipe.model)},
         **{name: config.plain(getattr(recipe, name)) for name in ("data", "training", "evaluation")},

@@ -32,8 +32,15 @@ from longspan.training.folder import (
     read_run_info,
     write_run_info,
 )
+from longspan.training.launch import remember_start, restart_count, started_before
 from longspan.training.ledger import NotFiniteError
 from longspan.training.loop import Trainer
+from longspan.training.nodes import (
+    check_folder_is_shared,
+    check_recipe_is_equal,
+    check_step_is_equal,
+    check_text_is_equal,
+)
 from longspan.training.observer import Observer
 from longspan.training.observers.average_trigger import AverageTrigger
 from longspan.training.observers.checkpoints import Checkpoints
@@ -44,7 +51,7 @@ from longspan.training.observers.tensorboard import TensorBoard
 from longspan.training.observers.trackers import check_trackers, make_tracker
 from longspan.training.observers.validation import Validate
 from longspan.training.preflight import preflight
-from longspan.training.processes import ALONE, Processes, joined, own_device, restarted
+from longspan.training.processes import ALONE, Processes, joined, own_device
 from longspan.training.recipe import DataConfig, Recipe, load_recipe, value_at
 from longspan.training.resume import check_same, check_start, find_start, validation_decides
 
@@ -196,6 +203,7 @@ def train(
         # A run that started from a model is resumed without it.
         own = [stored_tokenizer(start)] if start is not None and recipe.training.init_from is not None else []
         text = processes.in_turn(lambda: open_text(recipe, "train", *own))
+        check_text_is_equal(text.name, text.fingerprint, processes)
         watching = observers
         if watching is None:
             watching = processes.in_turn(lambda: default_observers(recipe, out, text, processes, track))
@@ -230,7 +238,10 @@ def run_in_folder(
     device = own_device(torch.device(device))
     with joined(device) as processes, ExitStack() as stack:
         given = resume
-        resume = processes.share(processes.first(lambda: _open_folder(out, given, stack)))
+        check_recipe_is_equal(recipe, processes)
+        restarts = int(processes.exchange([restart_count()]).max())
+        resume = processes.share(processes.first(lambda: _open_folder(out, given, stack, processes, restarts)))
+        check_folder_is_shared(out, processes)
         start = find_start(out, resume)
         show = print_line if not quiet and processes.is_first else _print_nothing
         show(f"reading {recipe.data.corpus}")
@@ -248,6 +259,7 @@ def run_in_folder(
                 for observer in watching:
                     observer.branched()
         before = trainer.step
+        check_step_is_equal(before, out, processes)
         if not trainer.finished:
             preflight(trainer)
             made = recipe
@@ -261,13 +273,14 @@ def run_in_folder(
         return Outcome(out, trainer.step, trainer.finished, signalled, trainer.step - before, trainer.stopped_early)
 
 
-def _open_folder(out: Path, resume: str | None, stack: ExitStack) -> str | None:
+def _open_folder(out: Path, resume: str | None, stack: ExitStack, processes: Processes, restarts: int) -> str | None:
     """Lock the folder until the end of the run and check it. Returns what to resume: after a restart by torchrun, the
     run itself."""
     stack.enter_context(locked(out))
-    if restarted() and (out / RECIPE).is_file():
+    if started_before(processes.launch, out, restarts) and (out / RECIPE).is_file():
         resume = "auto"
     check_folder(out, resume)
+    remember_start(processes.launch, out)
     return resume
 
 

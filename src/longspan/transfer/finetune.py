@@ -26,6 +26,7 @@ from longspan.errors import CheckpointError, ConfigError
 from longspan.models.families import create, name_of
 from longspan.tokenizers import Tokenizer, tokenizer_from_json
 from longspan.training import run
+from longspan.training.launch import launched
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer, Validation
 from longspan.training.observers.checkpoints import Checkpoints
@@ -33,7 +34,7 @@ from longspan.training.observers.early_stop import EarlyStop
 from longspan.training.observers.metrics import Metrics
 from longspan.training.observers.progress import Progress
 from longspan.training.observers.tensorboard import TensorBoard
-from longspan.training.processes import Processes, launched
+from longspan.training.processes import Processes
 from longspan.training.recipe import SETTINGS, Recipe, build_recipe, find_recipe, value_at
 from longspan.transfer.batches import ExampleBatches
 from longspan.transfer.formats import Sequences

@@ -154,7 +154,7 @@ def _backward(
     prepare_kernel[(-(-L // 64), B * H)](
         query, u.contiguous(), w.contiguous(), out, grad, with_u, with_w, delta,
         *query.stride()[:3], *out.stride()[:3], *grad.stride()[:3],
-        H, L, 0, D=D, BD=padded(D), T=64,
+        H, L, D=D, BD=padded(D), T=64,
     )  # fmt: skip
 
     strides = (*key.stride()[:3], *value.stride()[:3], *distance.stride()[:2], *grad.stride()[:3])

@@ -141,7 +141,7 @@ def _backward(
     B, H, L, D = query.shape
     K, C = key.shape[2], distance.shape[1]
     first_key = contiguous(first_key)
-    plan = stored.chosen(first_key)
+    plan = stored.chosen(query, first_key)
     if plan is not None:
         grads = stored.backward(plan, grad, out, lse, query, key, value, distance, u, w, seed, window, dropout)
         *same, of_distance, of_u, of_w = grads

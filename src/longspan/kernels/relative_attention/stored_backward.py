@@ -146,7 +146,8 @@ def read_keys(
 
     grad_k = tl.zeros([T, BD], tl.float32)
     received = tl.zeros([T, 16], tl.float32)
-    ones = tl.full([T, 16], 1.0, element)
+    # A constant would occupy shared memory from the start of the kernel on, in all roles.
+    ones = tl.broadcast_to((tl.arange(0, T)[:, None] + c >= 0).to(element), [T, 16])
     for block in tl.range(first, last + 1, num_stages=STAGES):
         grads = load_tile(stored + (block * tiles * PLANES + 1) * (T * T), T)
         qu = load_rows(with_u, block * T + tl.arange(0, T), D, L, D, BD)

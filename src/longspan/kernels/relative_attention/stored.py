@@ -91,8 +91,8 @@ class Cells:
 
 
 def cells_of(plan: Plan, slots: int, L: int, K: int, T: int, size: int) -> Cells:
-    """Equal parts of the keys, and a ring of cells within the limit. Readers of a cell start before the ring is full:
-    when half of it has been produced, or earlier."""
+    """Equal parts of the keys, and a ring of cells within the limit. The readers of a cell start when three quarters of
+    the ring are in production, or earlier: reading takes a fifth of the time of producing."""
     blocks = -(-L // T)
     all_tiles = -(-(K - L) // T) + blocks
     chunks = -(-all_tiles * T // max(plan.keys, T))
@@ -100,7 +100,7 @@ def cells_of(plan: Plan, slots: int, L: int, K: int, T: int, size: int) -> Cells
     chunks = -(-all_tiles // tiles)
     each = plan.planes * size * blocks * (tiles + (chunks > 1)) * T * T
     ring = max(1, min(chunks * slots, plan.limit // each))
-    return Cells(slots, blocks, tiles, all_tiles, ring, min(-(-plan.ahead // blocks), ring // 2))
+    return Cells(slots, blocks, tiles, all_tiles, ring, min(-(-plan.ahead // blocks), ring * 3 // 4))
 
 
 def backward(

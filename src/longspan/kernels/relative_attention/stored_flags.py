@@ -7,6 +7,7 @@ import triton.language as tl
 
 from longspan.kernels.relative_attention.fused_slide import GATHER
 
+ACQUIRE = tl.constexpr("ld.acquire.gpu.global.b32 $0, [$1];")
 PATIENCE = tl.constexpr(1 << 20)
 """Polls before a program gives up, about a second: a wait without an end would block the device."""
 
@@ -40,12 +41,11 @@ def take_ticket(tickets, cells, lag, producers, readers):
 def poll(flag, SLIDE: tl.constexpr):
     """The value of a counter; what was written before it was counted is visible after this."""
     if SLIDE == GATHER:
-        return tl.atomic_add(flag, 0, sem="acquire")
+        found = tl.atomic_add(flag, 0, sem="acquire")
     else:
         # Every thread loads it: no exchange through shared memory, and no atomic operation.
-        return tl.inline_asm_elementwise(
-            "ld.acquire.gpu.global.b32 $0, [$1];", "=r,l", [flag.to(tl.int64)], tl.int32, False, 1
-        )
+        found = tl.inline_asm_elementwise(ACQUIRE, "=r,l", [flag.to(tl.int64)], tl.int32, False, 1)
+    return found
 
 
 @triton.jit

@@ -52,7 +52,7 @@ def assert_close_to_reference(plan: Plan, tensors: list[torch.Tensor], bound: fl
 
 
 @interpreted
-@pytest.mark.parametrize("planes", [2, 3])
+@pytest.mark.parametrize("planes", [pytest.param(2, marks=pytest.mark.torture), 3])
 def test_cells_in_a_small_ring_equal_the_reference(planes: int) -> None:
     """Three cells of one row and head, one of which is stored at a time; a window and a clamp."""
     tensors = draw(1, 1, 17, 9, 16, 7, "cpu", torch.float32)

@@ -94,8 +94,9 @@ def store_sums(base, sums, T: tl.constexpr, BD: tl.constexpr, SLIDE: tl.constexp
 def load_sums(base, like, T: tl.constexpr, BD: tl.constexpr, SLIDE: tl.constexpr):
     """What `store_sums` stored, in the register layout of `like`, which must be an accumulator too."""
     if (SLIDE == HALF) & (BD >= 64):
+        # Not pure: it must stay after the wait for the program that stored them.
         sums = tl.inline_asm_elementwise(
-            LOAD_SUMS, LOAD_SUMS_WITH, [like, sum_addresses(base, T, BD)], tl.float32, True, 32
+            LOAD_SUMS, LOAD_SUMS_WITH, [like, sum_addresses(base, T, BD)], tl.float32, False, 32
         )
     else:
         sums = tl.load(base + tl.arange(0, T)[:, None] * BD + tl.arange(0, BD)[None, :])

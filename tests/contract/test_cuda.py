@@ -41,11 +41,13 @@ def test_losses_on_cuda_equal_those_of_the_cpu(make: MakeModel, name: str) -> No
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_gradients_on_cuda_equal_those_of_the_cpu(make: MakeModel, name: str) -> None:
+def test_gradients_on_cuda_equal_those_of_the_cpu(make: MakeModel, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rand = torch.rand
+    monkeypatch.setattr(torch, "rand", lambda *shape, device=None, **more: rand(*shape, **more).to(device or "cpu"))
     model = make(name, **no_dropout(name)).train()
     tokens, targets = stream(2, 16)
     _, state = model.losses(tokens[:, :8], targets[:, :8])
-    torch.manual_seed(5)  # the same random numbers on the CPU, for example for rotations
+    torch.manual_seed(5)  # the same random numbers on both, for example for masks
     loss, _ = model.training_loss(tokens[:, 8:], targets[:, 8:], state, 0.0)
     loss.backward()
     expected = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
@@ -58,8 +60,8 @@ def test_gradients_on_cuda_equal_those_of_the_cpu(make: MakeModel, name: str) ->
     for n, parameter in model.named_parameters():
         if n in expected:
             wanted = expected[n]
-            error = (parameter.grad.cpu().double() - wanted).norm() / wanted.norm().clamp(min=1e-6)
-            assert error < 2e-3, n
+            error = (parameter.grad.cpu().double() - wanted).norm() / wanted.norm().clamp(min=1e-5)
+            assert error < 2e-3, n  # the gradient of a bias of keys is 0, and rounding makes it about 1e-8
 
 
 @pytest.mark.parametrize("name", WITH_MEMORY)

@@ -34,7 +34,7 @@ _PARALLEL_MIN_BYTES = 32 << 20
 # All workers together may use about this much memory; a worker needs so much, and so much for every word it looks up.
 _MEMORY, _WORKER_MEMORY, _WORD_MEMORY = 800 << 20, 48 << 20, 250
 # The same with the library for subwords: measured with 16,000 and 32,000 tokens.
-_SUBWORD_MEMORY, _TOKEN_MEMORY = 70 << 20, 1000
+_SUBWORD_MEMORY, _TOKEN_MEMORY = 100 << 20, 1000
 # Bytes of JSON lines are parsed at about 100 MB/s by a worker. More of them wait for the process that writes.
 _BYTE_WORKERS = 8
 _PIPE_BYTES = 1 << 20

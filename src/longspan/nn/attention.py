@@ -9,6 +9,7 @@ from longspan.cache import SegmentMask
 from longspan.kernels.causal_attention import causal_attention
 from longspan.kernels.head_norm import head_norm
 from longspan.kernels.relative_attention import relative_attention
+from longspan.kernels.triton_works import TRITON_WORKS
 from longspan.nn.memory_projection import memory_products
 from longspan.shapes import Float, Tensor
 
@@ -19,15 +20,16 @@ RelativePosition = tuple[Float[Tensor, "H C D"], Float[Tensor, "H D"], Float[Ten
 class HeadNorm(nn.RMSNorm):
     """RMS norm of each head, g * x / sqrt(mean(x^2)); the heads of a layer share the gains g."""
 
-    fused = False
-    """Whether to use the kernels of kernels/head_norm on a GPU. Off until they are measured."""
+    fused: bool | None = None
+    """Whether to use the kernels of kernels/head_norm; by default on a GPU, except for float64."""
 
     def __init__(self, heads: int, head_width: int) -> None:
         super().__init__(head_width, eps=1e-6)
         self.heads = heads
 
     def forward(self, x: Float[Tensor, "... E"]) -> Float[Tensor, "... E"]:
-        if self.fused:
+        suits = TRITON_WORKS and x.is_cuda and self.weight.dtype != torch.float64
+        if suits if self.fused is None else self.fused:
             return head_norm(x, self.weight, self.eps or 0.0)
         # Computed in the dtype of the gains and cast back: under autocast queries, keys and values must agree.
         return super().forward(x.to(self.weight.dtype).unflatten(-1, (self.heads, -1))).flatten(-2).to(x.dtype)

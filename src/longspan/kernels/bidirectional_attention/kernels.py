@@ -4,6 +4,7 @@ A query has one position and one mask for all heads, so both are read once. Noth
 is that of reading and writing the scores.
 """
 
+import torch
 import triton
 import triton.language as tl
 
@@ -42,14 +43,14 @@ def by_key_kernel(
 def by_distance_kernel(
     grad, at, visible, other, scores, more, B, L, C, K,
     stride_ab, stride_al, stride_vb, stride_vl, stride_ob, stride_ol, stride_b, stride_h, stride_l,
-    H: tl.constexpr, OTHER: tl.constexpr, BLOCK: tl.constexpr,
+    H: tl.constexpr, OTHER: tl.constexpr, BLOCK: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     b = row // L
     i = row % L
     begin = K - tl.load(at + b * stride_ab + i * stride_al).to(tl.int32)
     for h in tl.static_range(H):
-        total = tl.zeros([BLOCK], tl.float32)
+        total = tl.zeros([BLOCK], SUM)
         line = (h * B + b).to(tl.int64) * L + i
         for c0 in tl.range(0, C, BLOCK):
             c = c0 + tl.arange(0, BLOCK)
@@ -61,7 +62,7 @@ def by_distance_kernel(
             tl.store(scores + line * C + c, found, mask=c < C)
             if OTHER:
                 apart = tl.load(other + b.to(tl.int64) * stride_ob + i * stride_ol + j, mask=here, other=0)
-                total += tl.where(apart != 0, found.to(tl.float32), 0.0)
+                total += tl.where(apart != 0, found.to(SUM), 0.0)
         if OTHER:
             tl.store(more + (b.to(tl.int64) * H + h) * L + i, tl.sum(total, 0).to(more.dtype.element_ty))
 
@@ -88,7 +89,8 @@ def launch_by_distance(
     by_distance_kernel[(B * L,)](
         grad, at, visible, other, scores, more, B, L, C, grad.shape[3],
         *at.stride(), *visible.stride()[:2], *(other if other is not None else visible).stride()[:2],
-        *grad.stride()[:3], H=H, OTHER=other is not None, BLOCK=block(C), num_warps=4,
+        *grad.stride()[:3], H=H, OTHER=other is not None, BLOCK=block(C),
+        SUM=tl.float64 if grad.dtype == torch.float64 else tl.float32, num_warps=4,
     )  # fmt: skip
 
 

@@ -48,6 +48,7 @@ VARIANTS: dict[str, Plan | None] = {  # plans of the backward pass; None compute
     "keys-2048": Plan(keys=2048, limit=416 * MIB),
     "keys-all": Plan(keys=1 << 30, limit=1024 * MIB),
     "by-distance-416": Plan(planes=3, limit=416 * MIB),
+    "no-prefetch": Plan(prefetch=False),
     "two-stages": Plan(stages=2),
     "registers": Plan(registers=None),
 }
@@ -209,7 +210,9 @@ def show(rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default=",".join(SHAPES))
-    parser.add_argument("--variants", default="today,stored,by-distance,ring-416,lag-32,lag-64,keys-2048,keys-all")
+    parser.add_argument(
+        "--variants", default="today,stored,by-distance,no-prefetch,ring-416,lag-32,lag-64,keys-2048,keys-all"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--compile", help=argparse.SUPPRESS)

@@ -24,6 +24,7 @@ class Plan:
     planes: int = 2  # 3: also gradients by distance, instead of atomics for every tile
     ahead: int = 384  # producers that start before the readers of their cells; about as many as run at a time
     stages: int = 3  # of the loops that read; heads wider than 64 have at most two
+    prefetch: bool = True  # into the L2 cache, all tiles of a reader
     registers: int | None = 168
 
 
@@ -142,7 +143,7 @@ def backward(
         cells.slots, cells.count, cells.lag, cells.ring, cells.blocks, cells.tiles, cells.all_tiles,
         D=D, BD=BD, T=T, WINDOW=window > 0, DROPOUT=dropout > 0.0, SLIDE=how.slide,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32", PLANES=plan.planes, SPLIT=cells.split,
-        STAGES=plan.stages if D <= 64 else min(plan.stages, 2),
+        STAGES=plan.stages if D <= 64 else min(plan.stages, 2), PREFETCH=plan.prefetch,
         num_warps=how.num_warps, num_stages=how.num_stages, **registers,
     )  # fmt: skip
     of_u = grad_u.sum((0, 2))

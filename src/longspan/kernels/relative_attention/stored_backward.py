@@ -28,7 +28,7 @@ from longspan.kernels.relative_attention.fused_slide import (
     rolling_buffer,
 )
 from longspan.kernels.relative_attention.stored_flags import count_one, take_ticket, wait_until
-from longspan.kernels.relative_attention.stored_tiles import column_at, load_sums, load_tile, store_sums
+from longspan.kernels.relative_attention.stored_tiles import column_at, load_sums, load_tile, prefetch, store_sums
 
 
 @triton.jit
@@ -78,8 +78,8 @@ def produce(
     sums = partial + (bh.to(tl.int64) * blocks + block) * (T * BD)
     if SPLIT:
         if first_tile > 0:
-            wait_until(ready, wanted, tickets, grad_distance, SLIDE)
-            total = load_sums(sums, total, T, BD, SLIDE)
+            zero = wait_until(ready, wanted, tickets, grad_distance, SLIDE)
+            total = load_sums(sums + zero, total, T, BD, SLIDE)
     total, older, before, r = query_span(
         total, older, before, r, 0, farthest, tl.maximum(complete + 1, near), qu, qw, g, row_lse, row_delta, base,
         key, value, distance, grad_distance, None, seed,
@@ -119,7 +119,7 @@ def read_keys(
     stored, with_u, grad, key, grad_key, grad_value, grad_u,
     stride_gl, stride_kl, stride_xl, stride_yl, bh, c, L, M, window, first_tile, blocks, tiles, all_tiles,
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, WINDOW: tl.constexpr, SLIDE: tl.constexpr,
-    PRECISION: tl.constexpr, PLANES: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr, PLANES: tl.constexpr, STAGES: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one block of keys and values: products of stored tiles with queries and with gradients.
 
@@ -131,6 +131,9 @@ def read_keys(
     if WINDOW:
         last = tl.minimum(last, c - before + (window - 2 + T) // T)
     stored += (c - first_tile) * (PLANES * T * T)
+    if PREFETCH:
+        step = tiles * (PLANES * T * T)
+        prefetch(stored + first * step, step, last + 1 - first, 2, T, SLIDE)
     with_u += bh.to(tl.int64) * L * D
     columns = tl.arange(0, BD)
     j = (c - before) * T + M + column_at(tl.arange(0, T), SLIDE)
@@ -164,7 +167,7 @@ def read_keys(
 def read_distances(
     stored, with_w, grad_distance, bh, n, L, M, C, window, first_tile, end_tile, blocks, tiles,
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, WINDOW: tl.constexpr, SLIDE: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one block of T distances of a cell, summed over the blocks of queries.
 
@@ -178,6 +181,9 @@ def read_distances(
     last = tl.where(n < 0, -1, last)
     if WINDOW:
         last = tl.where(n > (window - 2 + T) // T, -1, last)
+    if PREFETCH:
+        tile = first * tiles + before + first - n - first_tile
+        prefetch(stored + (tile * 3 + 2) * (T * T), (tiles + 1) * (3 * T * T), last + 1 - first, 1, T, SLIDE)
     with_w += bh.to(tl.int64) * L * D
     total = tl.zeros([T, BD], tl.float32)
     for block in tl.range(first, last + 1, num_stages=STAGES):
@@ -202,6 +208,7 @@ def stored_kernel(
     H, L, M, C, window, scale, score_scale, dropout, slots, cells, lag, ring, blocks, tiles, all_tiles,
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr,
     SLIDE: tl.constexpr, PRECISION: tl.constexpr, PLANES: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
+    PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """One program of a cell. `flags` are the next ticket, and per cell how many producers and readers are done."""
     readers = tiles
@@ -245,13 +252,13 @@ def stored_kernel(
                     stored, with_u, grad, key, grad_key + b * stride_xb + h * stride_xh,
                     grad_value + b * stride_yb + h * stride_yh, grad_u, stride_gl, stride_kl, stride_xl, stride_yl,
                     bh, first_tile + place, L, M, window, first_tile, blocks, columns, all_tiles,
-                    D, BD, T, WINDOW, SLIDE, PRECISION, PLANES, STAGES,
+                    D, BD, T, WINDOW, SLIDE, PRECISION, PLANES, STAGES, PREFETCH,
                 )  # fmt: skip
         elif PLANES == 3:
             n = (M + T - 1) // T + blocks - 1 - first_tile - (place - tiles)
             read_distances(
                 stored, with_w, of_head, bh, n, L, M, C, window, first_tile,
                 tl.where(end_tile < all_tiles, end_tile + 1, end_tile), blocks, columns,
-                D, BD, T, WINDOW, SLIDE, PRECISION, STAGES,
+                D, BD, T, WINDOW, SLIDE, PRECISION, STAGES, PREFETCH,
             )  # fmt: skip
         count_one(done + cell)

@@ -51,14 +51,18 @@ def poll(flag, SLIDE: tl.constexpr):
 @triton.jit
 def wait_until(flag, wanted, tickets, result, SLIDE: tl.constexpr):
     """Wait until `wanted` programs have counted themselves. A program that gives up writes NaN to `result`, and those
-    that have no ticket yet do nothing."""
+    that have no ticket yet do nothing. Returns zero, which the compiler does not know: it cannot move a load before
+    this if its address depends on the zero."""
     polls = 0
-    while (poll(flag, SLIDE) < wanted) & (polls < PATIENCE):
+    found = poll(flag, SLIDE)
+    while (found < wanted) & (polls < PATIENCE):
+        found = poll(flag, SLIDE)
         polls += 1
     if polls == PATIENCE:
         tl.atomic_max(tickets, 1 << 30)
         tl.atomic_add(result, float("nan"))
     tl.debug_barrier()
+    return found >> 31
 
 
 @triton.jit

@@ -57,6 +57,7 @@ FORWARD = {  # launch options of the forward kernel: pipeline stages, with the 1
     "half-2": fused.Launch(64, 4, 2, fused.HALF),
     "half-3": fused.Launch(64, 4, 3, fused.HALF),
 }
+DEFAULT = "today,stored,by-distance,no-prefetch,ring-416,lag-32,lag-64,keys-2048,keys-all"
 SEGMENT = 512
 BOUND = 1.5e-2
 
@@ -210,9 +211,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default=",".join(SHAPES))
-    parser.add_argument(
-        "--variants", default="today,stored,by-distance,no-prefetch,ring-416,lag-32,lag-64,keys-2048,keys-all"
-    )
+    parser.add_argument("--variants", default=DEFAULT)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--compile", help=argparse.SUPPRESS)

@@ -9,6 +9,7 @@ beforehand in parallel processes.
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import statistics
 import subprocess
@@ -38,13 +39,17 @@ VARIANTS: dict[str, Plan | None] = {  # plans of the backward pass; None compute
     "half-2": None,
     "half-3": None,
     "stored": Plan(),
-    "one-stream": Plan(streams=1),
     "by-distance": Plan(planes=3),
-    "by-distance-large": Plan(planes=3, limit=624 * MIB, keys=2048),
-    "large": Plan(limit=416 * MIB, keys=2048),
-    "small": Plan(limit=104 * MIB, keys=512),
-    "all": Plan(limit=1 << 40, keys=1 << 30, streams=1),
-    "three-stages": Plan(stages=3),
+    "ring-104": Plan(limit=104 * MIB),
+    "ring-416": Plan(limit=416 * MIB),
+    "lag-32": Plan(ahead=256, limit=416 * MIB),
+    "lag-64": Plan(ahead=512, limit=416 * MIB),
+    "keys-512": Plan(keys=512),
+    "keys-2048": Plan(keys=2048, limit=416 * MIB),
+    "keys-all": Plan(keys=1 << 30, limit=1024 * MIB),
+    "by-distance-416": Plan(planes=3, limit=416 * MIB),
+    "no-prefetch": Plan(prefetch=False),
+    "two-stages": Plan(stages=2),
     "registers": Plan(registers=None),
 }
 FORWARD = {  # launch options of the forward kernel: pipeline stages, with the 16-bit window and descriptors
@@ -52,6 +57,7 @@ FORWARD = {  # launch options of the forward kernel: pipeline stages, with the 1
     "half-2": fused.Launch(64, 4, 2, fused.HALF),
     "half-3": fused.Launch(64, 4, 3, fused.HALF),
 }
+DEFAULT = "today,stored,by-distance,no-prefetch,ring-416,lag-32,lag-64,keys-2048,keys-all"
 SEGMENT = 512
 BOUND = 1.5e-2
 
@@ -163,11 +169,17 @@ def kernels(shape: str, name: str) -> dict[str, float]:
 
 
 def compile_all(shapes: list[str], variants: list[str]) -> None:
-    """Fill Triton's cache: one process per shape and variant, on a small batch."""
+    """Fill Triton's cache: one process per shape and kernel, on a small batch. Limits, orders and parts of the keys are
+    arguments of the same kernels; 512 and 2048 together compile those with and without parts."""
+    kinds: dict[Any, str] = {}
+    for name in variants:
+        plan = VARIANTS[name]
+        same = name if plan is None else dataclasses.replace(plan, limit=0, ahead=0, keys=0)
+        kinds.setdefault(same, name)
     jobs = [
         subprocess.Popen([sys.executable, __file__, "--compile", f"{shape}:{name}"], stdout=subprocess.DEVNULL)
         for shape in shapes
-        for name in ("flex", *variants)
+        for name in ("flex", *kinds.values())
     ]
     for job in jobs:
         job.wait()
@@ -199,7 +211,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default=",".join(SHAPES))
-    parser.add_argument("--variants", default="today,stored,by-distance,one-stream,large,all,half-1,half-3")
+    parser.add_argument("--variants", default=DEFAULT)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--compile", help=argparse.SUPPRESS)
@@ -217,7 +229,7 @@ def main() -> None:
         some = measure(shape, variants, given.rounds)
         show(some)
         rows += some
-        for name in {row["variant"] for row in some} & {"today", "one-stream"}:
+        for name in {row["variant"] for row in some} & {"today", "stored", "by-distance"}:
             found = parts[f"{shape} {name}"] = kernels(shape, name)
             print(name, "kernels, ms:", "  ".join(f"{key} {value:.3f}" for key, value in found.items()), flush=True)
     print(f"{time.perf_counter() - began:.0f} s")

@@ -1,4 +1,7 @@
-"""The backward pass with stored tiles against the reference in float64 and against the kernels that store nothing."""
+"""The backward pass with stored tiles against the reference in float64 and against the kernels that store nothing.
+
+Buffers are filled with NaN, so that a test fails if something is read that was not written.
+"""
 
 import re
 from typing import Any
@@ -11,6 +14,17 @@ from longspan.kernels.relative_attention.stored import Plan
 
 pytest.importorskip("triton")
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, not interpreted")
+
+
+@pytest.fixture(autouse=True)
+def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    new_empty = torch.Tensor.new_empty
+
+    def poisoned(self: torch.Tensor, *size: Any, **options: Any) -> torch.Tensor:
+        tensor = new_empty(self, *size, **options)
+        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
 
 
 def draw(B: int, H: int, L: int, M: int, D: int, C: int | None, device: str, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -38,10 +52,11 @@ def assert_close_to_reference(plan: Plan, tensors: list[torch.Tensor], bound: fl
 
 
 @interpreted
-def test_parts_of_rows_and_keys_with_a_window_equal_the_reference() -> None:
-    """Three planes, one row at a time, keys in two parts, a clamp."""
-    tensors = draw(2, 1, 17, 9, 16, 7, "cpu", torch.float32)
-    assert_close_to_reference(Plan(planes=3, keys=32, limit=1), tensors, 2e-6, window=18)
+@pytest.mark.parametrize("planes", [pytest.param(2, marks=pytest.mark.torture), 3])
+def test_cells_in_a_small_ring_equal_the_reference(planes: int) -> None:
+    """Three cells of one row and head, one of which is stored at a time; a window and a clamp."""
+    tensors = draw(1, 1, 17, 9, 16, 7, "cpu", torch.float32)
+    assert_close_to_reference(Plan(planes=planes, keys=16, limit=1), tensors, 2e-6, window=18)
 
 
 @interpreted
@@ -58,19 +73,60 @@ def test_stored_weights_are_dropped_like_those_computed_again() -> None:
 @pytest.mark.torture
 @pytest.mark.parametrize("planes", [2, 3])
 @pytest.mark.parametrize(
-    ("B", "H", "L", "M", "D", "C", "window", "keys", "longest"),
+    ("B", "H", "L", "M", "D", "C", "window", "keys", "ring"),
     [
-        (2, 1, 33, 7, 16, None, None, 1024, True),
-        (2, 2, 20, 50, 16, 13, None, 32, False),
-        (1, 1, 37, 50, 16, None, 20, 16, True),
-        (2, 1, 33, 40, 24, 30, 17, 32, False),
+        (2, 1, 33, 7, 16, None, None, 1024, 9),
+        (2, 2, 20, 50, 16, 13, None, 32, 5),
+        (1, 1, 37, 50, 16, None, 20, 16, 2),
+        (2, 1, 33, 40, 24, 30, 17, 32, 4),
+        (2, 2, 50, 83, 16, None, 62, 1024, 3),
     ],
 )
 def test_interpreted_kernels_equal_the_reference(
-    planes: int, B: int, H: int, L: int, M: int, D: int, C: int | None, window: int | None, keys: int, longest: bool
+    planes: int, B: int, H: int, L: int, M: int, D: int, C: int | None, window: int | None, keys: int, ring: int
 ) -> None:
+    each = stored.cells_of(Plan(keys=keys, planes=planes), B * H, L, M + L, 16, 4)
+    limit = ring * planes * 4 * each.blocks * each.columns * 16 * 16
     tensors = draw(B, H, L, M, D, C, "cpu", torch.float32)
-    assert_close_to_reference(Plan(planes=planes, keys=keys, longest=longest), tensors, 2e-6, window)
+    assert_close_to_reference(Plan(planes=planes, keys=keys, limit=limit), tensors, 2e-6, window)
+
+
+@interpreted
+@pytest.mark.parametrize(("cells", "lag", "producers", "readers"), [(7, 3, 2, 3), (5, 0, 3, 1), (2, 1, 1, 4)])
+def test_programs_wait_only_for_smaller_tickets(cells: int, lag: int, producers: int, readers: int) -> None:
+    from tests.kernels.ticket_kernel import tickets_kernel
+
+    total = cells * (producers + readers)
+    flags, found = torch.zeros(4, dtype=torch.int32), torch.zeros(total + 2, 2, dtype=torch.int32)
+    tickets_kernel[(total + 2,)](flags, found, cells, lag, producers, readers)
+    order = [(cell, role) for cell, role in found.tolist()]
+    assert order[total:] == [(0, -1)] * 2
+    at = {program: ticket for ticket, program in enumerate(order[:total])}
+    assert len(at) == total
+    for cell in range(cells):
+        stores, reads = ([at[cell, role] for role in span] for span in spans(producers, readers))
+        assert max(stores) < min(reads)
+        for later in range(cell + lag + 1, cells):  # the place of the cell in the smallest ring
+            assert max(reads) < min(at[later, role] for role in range(producers))
+
+
+def spans(producers: int, readers: int) -> tuple[range, range]:
+    return range(producers), range(producers, producers + readers)
+
+
+@interpreted
+def test_a_program_that_waits_too_long_gives_up_with_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    from longspan.kernels.relative_attention import stored_flags
+    from tests.kernels.ticket_kernel import waiting_kernel
+
+    monkeypatch.setattr(stored_flags, "PATIENCE", 3)
+    flags, result = torch.tensor([5, 2], dtype=torch.int32), torch.zeros(1)
+    waiting_kernel[(1,)](flags, result, 2)
+    assert flags.tolist() == [5, 2]
+    assert result.item() == 0.0
+    waiting_kernel[(1,)](flags, result, 3)
+    assert flags[0] >= 1 << 30
+    assert result.isnan().item()
 
 
 def test_columns_are_read_in_the_order_in_which_a_warp_stores_them() -> None:
@@ -95,28 +151,44 @@ def test_columns_are_read_in_the_order_in_which_a_warp_stores_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("B", "H", "L", "K"), [(64, 8, 512, 1024), (16, 8, 512, 8704), (64, 8, 512, 2560), (1, 1, 5, 9)]
+    ("slots", "L", "K"), [(512, 512, 1024), (128, 512, 8704), (512, 512, 2560), (1, 5, 9), (2000, 64, 64)]
 )
-def test_parts_cover_everything_within_the_limit(B: int, H: int, L: int, K: int) -> None:
-    plan = Plan()
-    parts = stored.parts_of(plan, B, H, L, K, 64, 2)
-    rows = [row for first, count in parts.of_rows() for row in range(first, first + count)]
-    tiles = [tile for first, end in parts.of_tiles() for tile in range(first, end)]
-    assert rows == list(range(B))
-    assert tiles == list(range(-(-(K - L) // 64) + -(-L // 64)))
-    blocks = -(-L // 64)
-    size = plan.streams * parts.rows * H * blocks * (parts.tiles + parts.split) * plan.planes * 64 * 64 * 2
-    assert size <= max(plan.limit, 1)
+@pytest.mark.parametrize("limit", [1, 104 << 20, 208 << 20])
+def test_cells_cover_all_keys_within_the_limit(slots: int, L: int, K: int, limit: int) -> None:
+    plan = Plan(limit=limit)
+    cells = stored.cells_of(plan, slots, L, K, 64, 2)
+    assert cells.all_tiles == -(-(K - L) // 64) + -(-L // 64)
+    chunks = cells.count // slots
+    assert (chunks - 1) * cells.tiles < cells.all_tiles <= chunks * cells.tiles
+    size = cells.ring * cells.blocks * cells.columns * plan.planes * 64 * 64 * 2
+    assert size <= limit or cells.ring == 1
+    # Else a producer would wait for a reader with a larger ticket.
+    assert 0 <= cells.lag < cells.ring <= cells.count
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("planes", [2, 3])
 @pytest.mark.parametrize("D", [32, 41, 64, 80, 128])
 def test_all_head_widths_on_the_gpu(planes: int, D: int) -> None:
-    plan = Plan(planes=planes, keys=256, limit=1)
+    plan = Plan(planes=planes, keys=256, limit=4 << 20)
     tensors = draw(3, 2, 130, 700, D, 300, "cuda", torch.bfloat16)
     assert_close_to_reference(plan, tensors, 1e-2)
     assert_close_to_reference(plan, tensors, 1e-2, window=500)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("planes", [2, 3])
+@pytest.mark.parametrize(("limit", "ahead"), [(1, 384), (8 << 20, 384), (64 << 20, 64), (64 << 20, 4096)])
+def test_many_more_cells_than_the_ring_on_the_gpu(planes: int, limit: int, ahead: int) -> None:
+    """Thousands of programs, so that they really wait for each other; twice, and keys and values bit by bit."""
+    tensors = draw(16, 8, 512, 700, 64, None, "cuda", torch.bfloat16)
+    with stored.using(Plan(planes=planes, limit=limit, ahead=ahead, keys=512)):
+        first, again = (gradients(fused.relative_attention, tensors) for _ in range(2))
+    wanted = gradients(fused.relative_attention, tensors)
+    for got, want in zip(first, wanted, strict=True):
+        assert (got.float() - want.float()).norm() / want.float().norm() < 1e-2
+    for n in (0, 1, 2):
+        assert torch.equal(first[n], again[n])
 
 
 @pytest.mark.gpu

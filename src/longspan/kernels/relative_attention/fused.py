@@ -146,7 +146,7 @@ def _backward(
     B, H, L, D = query.shape
     K, C = key.shape[2], distance.shape[1]
     first_key = contiguous(first_key)
-    plan = stored.chosen(first_key)
+    plan = stored.chosen(query, first_key)
     if plan is not None:
         grads = stored.backward(plan, grad, out, lse, query, key, value, distance, u, w, seed, window, dropout)
         *same, of_distance, of_u, of_w = grads
@@ -160,7 +160,7 @@ def _backward(
     prepare_kernel[(-(-L // 64), B * H)](
         query, u.contiguous(), w.contiguous(), out, grad, with_u, with_w, delta,
         *query.stride()[:3], *out.stride()[:3], *grad.stride()[:3],
-        H, L, 0, D=D, BD=padded(D), T=64,
+        H, L, D=D, BD=padded(D), T=64,
     )  # fmt: skip
 
     strides = (*key.stride()[:3], *value.stride()[:3], *distance.stride()[:2], *grad.stride()[:3])

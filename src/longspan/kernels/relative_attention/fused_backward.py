@@ -28,21 +28,21 @@ from longspan.kernels.relative_attention.fused_slide import (
 from longspan.kernels.relative_attention.stored_tiles import store_tile
 
 
-@triton.jit(do_not_specialize=["L", "first_slot"])
+@triton.jit(do_not_specialize=["L"])
 def prepare_kernel(
     query, u, w, out, grad, with_u, with_w, delta,
     stride_qb, stride_qh, stride_ql, stride_ob, stride_oh, stride_ol, stride_gb, stride_gh, stride_gl,
-    H, L, first_slot, D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr,
+    H, L, D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """q + u and q + w, and per query the sum of out * grad; `first_slot` is the first row of batch and head."""
-    bh = first_slot + tl.program_id(1)
+    """q + u and q + w, and per query the sum of out * grad."""
+    bh = tl.program_id(1)
     b = (bh // H).to(tl.int64)
     h = bh % H
     i = tl.program_id(0) * T + tl.arange(0, T)
     columns = tl.arange(0, BD)
     here = (i < L)[:, None] & (columns < D)[None, :]
     q = load_rows(query + b * stride_qb + h * stride_qh, i, stride_ql, L, D, BD)
-    to = (tl.program_id(1).to(tl.int64) * L + i[:, None]) * D + columns[None, :]
+    to = (bh.to(tl.int64) * L + i[:, None]) * D + columns[None, :]
     bias_u = tl.load(u + h * D + columns, mask=columns < D, other=0.0)[None, :]
     bias_w = tl.load(w + h * D + columns, mask=columns < D, other=0.0)[None, :]
     tl.store(with_u + to, (q + bias_u).to(q.dtype), mask=here)

@@ -38,6 +38,23 @@ LOAD_SUMS = _asm(*(f"ld.global.v4.f32 {_four(k)}, [$64 + {512 * k}];" for k in r
 LOAD_SUMS_WITH = tl.constexpr(",".join(["=f"] * 32 + ["f"] * 32 + ["l"] * 32))
 
 
+# Thread t prefetches part t of $3 parts of $4 bytes, $2 bytes apart from $1 on.
+PREFETCH_PARTS = _asm(
+    ".reg .pred p; .reg .b32 t; .reg .b64 from; mov.u32 t, %tid.x; setp.lt.s32 p, t, $3;",
+    "mad.wide.u32 from, t, $2, $1; @p cp.async.bulk.prefetch.L2.global [from], $4; mov.b32 $0, 0;",
+)
+MOST_PARTS = tl.constexpr(16)
+
+
+@triton.jit
+def prefetch(base, stride, count, PLANES: tl.constexpr, T: tl.constexpr, SLIDE: tl.constexpr):
+    """Start to load `count` times PLANES planes of tiles, `stride` numbers apart, into the L2 cache: all at once, while
+    the shared memory of a loop has space for two or three tiles."""
+    if SLIDE == HALF:
+        some = [base.to(tl.int64), 2 * stride, tl.minimum(count, MOST_PARTS), 2 * PLANES * T * T]
+        tl.inline_asm_elementwise(PREFETCH_PARTS, "=r,l,r,r,r", some, tl.int32, False, 1)
+
+
 @triton.jit
 def store_tile(to, tile, PLANE: tl.constexpr, T: tl.constexpr, SLIDE: tl.constexpr):
     """Store a [T, T] tile as number PLANE from `to` on; `column_at` gives the order of its columns."""
@@ -94,6 +111,7 @@ def store_sums(base, sums, T: tl.constexpr, BD: tl.constexpr, SLIDE: tl.constexp
 def load_sums(base, like, T: tl.constexpr, BD: tl.constexpr, SLIDE: tl.constexpr):
     """What `store_sums` stored, in the register layout of `like`, which must be an accumulator too."""
     if (SLIDE == HALF) & (BD >= 64):
+        # Pure: else Triton keeps copies of it in other layouts.
         sums = tl.inline_asm_elementwise(
             LOAD_SUMS, LOAD_SUMS_WITH, [like, sum_addresses(base, T, BD)], tl.float32, True, 32
         )

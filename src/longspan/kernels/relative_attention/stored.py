@@ -41,20 +41,18 @@ def using(plan: Plan) -> Iterator[None]:
         _plans.pop()
 
 
-ENABLED = False  # not measured yet in one launch
-
-
 def chosen(query: Tensor, first_key: Tensor | None) -> Plan | None:
     """The plan of this backward pass; None computes the scores again."""
     if first_key is not None:
         return None
     if _plans:
         return _plans[-1]
-    return Plan(planes=2 if query.shape[-1] <= 64 else 3) if ENABLED and is_worth_it(query) else None
+    return Plan(planes=3) if query.shape[-1] > 64 and is_worth_it(query) else None
 
 
 def is_worth_it(query: Tensor) -> bool:
-    """Hopper in bfloat16, and more blocks of queries than run at a time."""
+    """Hopper in bfloat16, and more blocks of queries than run at a time. Only wide heads gain at all lengths
+    (docs/speed.md)."""
     from longspan.kernels.relative_attention.fused import is_hopper
 
     B, H, L, _ = query.shape

@@ -78,7 +78,7 @@ def join_gradients(
     grad_query: Float[Tensor, "B H L D"],
     parts: Float[Tensor, "P B H L D"],
     grad_biases: Float[Tensor, "P B H N D"],
-    grad_u: Float[Tensor, "B H N D"],
+    grad_u: Float[Tensor, "B H J D"],
     grad_distance: Float[Tensor, "H C D"],
     table: Float[Tensor, "H C D"],
     u: Float[Tensor, "H D"],

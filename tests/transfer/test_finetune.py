@@ -1,6 +1,7 @@
 """Fine-tuning: it learns, resumes exactly, chooses on dev, and reads test once."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from longspan.training.observer import Observer
 from longspan.training.processes import ALONE
 from longspan.training.recipe import TrainingConfig
 from longspan.training.schedules import lr_factor
-from longspan.transfer import finetune as module
 from longspan.transfer.batches import ExampleBatches, rounded
 from longspan.transfer.finetune import finetune, finetune_once, resolve, watchers
 from longspan.transfer.formats import Sequences
@@ -27,6 +27,7 @@ from longspan.transfer.model import TaskModel
 from longspan.transfer.predict import Ensemble, load_predictor, make_format
 from longspan.transfer.tasks import TaskData, open_task
 from tests.training.conftest import Losses
+from tests.transfer.conftest import sentences, write
 
 FAST = ["model.pooling=concat", "training.batch=6", "training.lr=8e-3"]
 FAST += ["training.validate_every=21", "training.segment=64"]
@@ -116,6 +117,22 @@ def test_test_is_read_once(
     assert again.summary() == summary
 
 
+def test_the_result_is_that_of_the_final_state(base: Path, folder: Path, tmp_path: Path) -> None:
+    """Of the last best/ if a finished run continues, and of the current test file."""
+    task, out = tmp_path / "moods", tmp_path / "run"
+    shutil.copytree(folder, task)
+    sets = [setting for setting in FAST if "validate" not in setting]
+    for epochs in (0.1, 3):
+        result = finetune(base, task, out, overrides=sets, epochs=epochs, resume="auto", device="cpu").summary()
+    assert result["test"] == load_predictor(out / "best").evaluate(open_task(task).test())["accuracy"]
+    scores = [json.loads(line)["metrics"]["accuracy"] for line in (out / "validation.jsonl").read_text().splitlines()]
+    assert result["dev"] == max(scores) > scores[0]
+    swapped = [row | {"label": "bad" if row["label"] == "good" else "good"} for row in sentences(16, seed=2)]
+    write(task / "test.jsonl", swapped)
+    again = finetune(base, task, out, overrides=sets, epochs=3, resume="auto", device="cpu").summary()
+    assert again["test"] == pytest.approx(1 - result["test"])
+
+
 class StopAt(Observer):
     def __init__(self, step: int) -> None:
         self.step = step
@@ -156,13 +173,10 @@ def test_several_seeds_have_a_mean_and_a_deviation(base: Path, folder: Path, tmp
     assert {path.name for path in (tmp_path / "r").iterdir()} == {"seed-1", "seed-2"}
 
 
-def test_changed_examples_cannot_be_resumed(
-    finished: tuple[Path, dict[str, Any]], base: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_examples_cannot_be_resumed(finished: tuple[Path, dict[str, Any]], base: Path, folder: Path) -> None:
     out, _ = finished
     with pytest.raises(ConfigError, match="seed"):
         finetune(base, folder, out, overrides=FAST, epochs=8, seeds=[7], resume="auto", device="cpu")
-    monkeypatch.setattr(module, "read_result", lambda out: None)
     with pytest.raises(ConfigError, match="seeds"):
         finetune(base, folder, out, seeds=0)
 

@@ -6,7 +6,6 @@ in result.json.
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +18,9 @@ from longspan import config
 from longspan.bundled import model_path
 from longspan.checkpoints.manifest import Verified
 from longspan.checkpoints.model_folder import TOKENIZER, Loaded, load_model, reading_of
-from longspan.checkpoints.store import write_file
 from longspan.contract import LanguageModel
 from longspan.device import find_device
-from longspan.errors import CheckpointError, ConfigError
+from longspan.errors import ConfigError
 from longspan.models.families import create, name_of
 from longspan.tokenizers import Tokenizer, tokenizer_from_json
 from longspan.training import run
@@ -39,10 +37,10 @@ from longspan.training.recipe import SETTINGS, Recipe, build_recipe, find_recipe
 from longspan.transfer.batches import ExampleBatches
 from longspan.transfer.formats import Sequences
 from longspan.transfer.model import TaskModel
-from longspan.transfer.predict import Predictor, load_predictor, make_format
+from longspan.transfer.predict import Predictor, make_format
+from longspan.transfer.results import RemoveResult, read_result, write_result
 from longspan.transfer.tasks import Example, TaskData, open_task
 
-RESULT = "result.json"
 EPOCHS = 3.0
 VALIDATIONS, SAVES = 20, 4
 """How often a run is validated and saved, if the recipe does not say."""
@@ -247,7 +245,7 @@ def finetune_once(
     outcome = run.run_in_folder(recipe, out, prepare, resume=resume, device=device, quiet=observers is not None)
     if outcome.interrupted is not None:
         raise KeyboardInterrupt(outcome.sentence.replace("longspan train", "longspan finetune"))
-    return read_result(out) or write_result(out, data, device)
+    return read_result(out, data) or write_result(out, data, device)
 
 
 def watchers(recipe: Recipe, data: TaskData, out: Path, processes: Processes) -> list[Observer]:
@@ -255,7 +253,7 @@ def watchers(recipe: Recipe, data: TaskData, out: Path, processes: Processes) ->
     if processes.is_first:
         held = " (held out from train)" if data.held_out else ""
         about = f"{data.task.name}: {len(data.train):,} training examples, {len(data.dev):,} dev examples{held}"
-        observers += [Metrics(out), TensorBoard(out), Progress([about])]
+        observers += [Metrics(out), TensorBoard(out), Progress([about]), RemoveResult(out)]
     observers.append(ValidateTask(data.dev, training.validate_every))
     if training.patience:
         observers.append(EarlyStop(training.patience))
@@ -271,27 +269,3 @@ def load_base(model: TaskModel, path: str) -> None:
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"the weights of {path} do not fit this model config: {reason[:200]}") from None
-
-
-def write_result(out: Path, data: TaskData, device: torch.device | str) -> dict[str, Any]:
-    """Score dev and then test with best/, and write result.json. A second call would read test again, so there is
-    none: `read_result` comes first."""
-    best = load_predictor(out / "best", device=device)
-    values: dict[str, Any] = {"task": data.task.name, "metric": data.task.metric, "dev": best.evaluate(data.dev)}
-    if data.has_test:
-        values["test"] = best.evaluate(data.test())
-    write_file(out / RESULT, (json.dumps(values, indent=1) + "\n").encode())
-    return values
-
-
-def read_result(out: Path) -> dict[str, Any] | None:
-    """The contents of result.json, or None if the run has none yet."""
-    try:
-        values = json.loads((out / RESULT).read_text("utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{out / RESULT} cannot be read: {error!s:.80}; remove it to score again") from None
-    if not isinstance(values, dict) or not isinstance(values.get("dev"), dict):
-        raise CheckpointError(f"{out / RESULT} has no dev scores; remove it to score again")
-    return values

@@ -68,8 +68,8 @@ class MaskedHead(AdaptiveSoftmax):
         super().__init__(embedding, *given, **more)
         self.dense, self.norm = nn.Linear(embedding.width, embedding.width), nn.LayerNorm(embedding.width, eps=1e-12)
 
-    def _scores(self, hidden: Float[Tensor, "... D"], cluster: int, temperature: float) -> Float[Tensor, "... E"]:
-        return super()._scores(self.norm(F.gelu(self.dense(hidden))), cluster, temperature)
+    def transform(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+        return self.norm(F.gelu(self.dense(hidden)))
 
 
 class BERT(WindowTransformer):

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from longspan.checkpoints.weights import fill, weights_of
-from longspan.interop.huggingface import KINDS, import_huggingface, make_model
+from longspan.errors import ConfigError
+from longspan.interop.huggingface import COMPUTED, KINDS, check_computed, import_huggingface, make_model
 from longspan.models.bert import BERT
 from longspan.reading import Reading
 
@@ -61,6 +62,35 @@ def test_gpt(kind: str) -> None:
     expected.backward()
     loss.backward()
     compare_gradients(ours, theirs, config.model_type)
+
+
+OTHER: list[tuple[str, str, Any]] = [
+    ("gpt2", "tie_word_embeddings", False),
+    ("gpt2", "activation_function", "relu"),
+    ("gpt2", "layer_norm_epsilon", 1e-6),
+    ("gpt2", "scale_attn_by_inverse_layer_idx", True),
+    ("gpt2", "scale_attn_weights", False),
+    ("openai-gpt", "afn", "relu"),
+    ("bert", "tie_word_embeddings", False),
+    ("bert", "hidden_act", "relu"),
+    ("bert", "layer_norm_eps", 1e-5),
+    ("bert", "is_decoder", True),
+    ("bert", "position_embedding_type", "relative_key"),
+    ("xlnet", "attn_type", "uni"),
+    ("xlnet", "ff_activation", "relu"),
+    ("xlnet", "layer_norm_eps", 1e-5),
+    ("xlnet", "clamp_len", 100),
+    ("xlnet", "bi_data", True),
+]
+
+
+@pytest.mark.parametrize(("kind", "key", "value"), OTHER)
+def test_a_config_that_computes_something_else_is_refused(kind: str, key: str, value: Any) -> None:
+    values = transformers.AutoConfig.for_model(kind, **{key: value}).to_dict() | {key: value}
+    with pytest.raises(ConfigError, match=key):
+        make_model(values, {}, "theirs", None)
+    values[key] = COMPUTED[kind][key][0]
+    check_computed(kind, values, "theirs")
 
 
 @pytest.fixture(scope="module")

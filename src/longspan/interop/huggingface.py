@@ -1,5 +1,6 @@
 """Import GPT, GPT-2, BERT and XLNet of `transformers`: their config.json and safetensors in longspan's names."""
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from longspan import config as configs
 from longspan.checkpoints.manifest import read_json
 from longspan.checkpoints.weights import fill, parse_weights, weights_of
 from longspan.contract import LanguageModel
-from longspan.errors import CheckpointError, DataError, UnknownNameError
+from longspan.errors import CheckpointError, ConfigError, DataError, UnknownNameError
 from longspan.models.families import create, family
 from longspan.reading import Reading
 from longspan.shapes import Tensor
@@ -132,6 +133,29 @@ SPECIAL = {"bert": {"mask": "[MASK]", "classify": "[CLS]", "separator": "[SEP]"}
 OPTIONAL = {"bert": ("pooler.", "next_sentence.", "head."), "xlnet": ("query_start", "head.biases")}
 """Weights that a file may lack."""
 
+_TIED = {"tie_word_embeddings": (True,), "add_cross_attention": (False,), "is_decoder": (False,)}
+_GPT = {"layer_norm_epsilon": (1e-5,), "scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,)}
+_TANH = ("gelu_new", "gelu_pytorch_tanh")
+_XLNET = {"ff_activation": ("gelu",), "attn_type": ("bi",), "layer_norm_eps": (1e-12,), "clamp_len": (-1, 0)}
+_XLNET |= {"bi_data": (False,), "untie_r": (True,), "reuse_len": (0,)}
+_BERT = {"hidden_act": ("gelu", "gelu_python"), "layer_norm_eps": (1e-12,), "position_embedding_type": ("absolute",)}
+COMPUTED: dict[str, dict[str, tuple[Any, ...]]] = {
+    "gpt2": _TIED | _GPT | {"activation_function": _TANH},
+    "openai-gpt": _TIED | _GPT | {"afn": ("gelu", "gelu_new")},
+    "bert": _TIED | _BERT,
+    "xlnet": _TIED | _XLNET,
+}
+"""Keys that change what a model computes, and the values that ours computes. A key may be missing."""
+
+
+def check_computed(kind: str, values: Values, where: str) -> None:
+    """An error for a config whose model computes something that ours does not."""
+    for key, known in COMPUTED[kind].items():
+        value = values.get(key)
+        if value is not None and value not in known:
+            shown = " or ".join(json.dumps(one) for one in known)
+            raise ConfigError(f"{where} has {key}={json.dumps(value)}; longspan imports {kind} only with {shown}")
+
 
 def kind_of(folder: Path) -> str | None:
     """The model type of a folder of `transformers`, or None if it has no config.json."""
@@ -146,6 +170,7 @@ def make_model(values: Values, tensors: Mapping[str, Tensor], where: str, tokeni
     kind = str(values.get("model_type"))
     if kind not in KINDS:
         raise UnknownNameError("model type that longspan imports", kind, KINDS)
+    check_computed(kind, values, where)
     describe, convert = KINDS[kind]
     try:
         name, made, segment = describe(values)

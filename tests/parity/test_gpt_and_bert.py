@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from longspan.checkpoints.weights import fill, weights_of
-from longspan.errors import ConfigError
+from longspan.errors import CheckpointError, ConfigError
 from longspan.interop.huggingface import COMPUTED, KINDS, check_computed, import_huggingface, make_model
 from longspan.models.bert import BERT
 from longspan.reading import Reading
@@ -153,14 +153,16 @@ def test_what_is_hidden() -> None:
     assert model.segments_of(rows)[0].tolist() == [0] * (half + 2) + [1] * (120 - half - 2)
 
 
-def test_a_folder_is_imported(tmp_path: Any) -> None:
+@pytest.mark.parametrize("saving", [{}, {"max_shard_size": "8KB"}])
+def test_a_folder_is_imported(tmp_path: Any, saving: dict[str, str]) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = {word: k for k, word in enumerate(["[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxy"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     theirs = transformers.BertForPreTraining(transformers.BertConfig(**BERT_SHAPE)).eval()
-    theirs.save_pretrained(tmp_path)
+    theirs.save_pretrained(tmp_path, **saving)
+    assert (tmp_path / "model.safetensors.index.json").exists() == bool(saving)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     model, found = import_huggingface(tmp_path)
     assert (model.config.mask, model.config.classify, model.config.separator) == (3, 1, 2)
@@ -168,6 +170,10 @@ def test_a_folder_is_imported(tmp_path: Any) -> None:
     with torch.no_grad():
         expected = theirs.bert(ids).last_hidden_state
         torch.testing.assert_close(model.eval().encode(ids)[0][-1], expected, atol=1e-5, rtol=1e-5)
+    if saving:
+        next(tmp_path.glob("model-*.safetensors")).unlink()
+        with pytest.raises(CheckpointError, match="model-0"):
+            import_huggingface(tmp_path)
 
 
 def test_pre_norm_bert_is_that_of_transformers() -> None:

@@ -16,6 +16,9 @@ from longspan.shapes import Tensor
 from longspan.tokenizers import SubwordTokenizer, Tokenizer
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+INDEX = "model.safetensors.index.json"
+TRANSFO_XL = "transfo-xl"
+"""Imported by transfo_xl.py. The authors' code saves no model type."""
 Values = Mapping[str, Any]
 Change = Callable[[Tensor], Tensor]
 
@@ -157,12 +160,19 @@ def check_computed(kind: str, values: Values, where: str) -> None:
             raise ConfigError(f"{where} has {key}={json.dumps(value)}; longspan imports {kind} only with {shown}")
 
 
-def kind_of(folder: Path) -> str | None:
-    """The model type of a folder of `transformers`, or None if it has no config.json."""
-    if not (folder / CONFIG).is_file():
-        return None
-    found = read_json((folder / CONFIG).read_bytes(), str(folder / CONFIG)).get("model_type")
-    return found if isinstance(found, str) else None
+def kind_of(source: Path) -> str | None:
+    """The model type of a folder of `transformers`; None without a config. Types that longspan does not import are
+    errors."""
+    if not source.exists():
+        raise CheckpointError(f"there is no {source} to import; give a folder of transformers or a file of weights")
+    if not (source / CONFIG).is_file():
+        if source.is_dir() and not any(path.suffix in (".safetensors", ".bin") for path in source.iterdir()):
+            raise CheckpointError(f"{source} has no weights; give a folder that save_pretrained of transformers wrote")
+        return None  # the config of a Transformer-XL can be named separately
+    found = read_json((source / CONFIG).read_bytes(), str(source / CONFIG)).get("model_type", TRANSFO_XL)
+    if found not in (*KINDS, TRANSFO_XL):
+        raise UnknownNameError("model type that longspan imports", str(found), (*KINDS, TRANSFO_XL))
+    return str(found)
 
 
 def make_model(values: Values, tensors: Mapping[str, Tensor], where: str, tokenizer: Tokenizer | None) -> LanguageModel:
@@ -191,13 +201,28 @@ def make_model(values: Values, tensors: Mapping[str, Tensor], where: str, tokeni
     return model.eval()
 
 
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """The tensors of model.safetensors, or of all files that its index names."""
+    if (folder / WEIGHTS).is_file():
+        return parse_weights((folder / WEIGHTS).read_bytes(), str(folder / WEIGHTS))
+    if not (folder / INDEX).is_file():
+        raise CheckpointError(f"{folder} has no {WEIGHTS}; save it again with safe_serialization=True")
+    places = read_json((folder / INDEX).read_bytes(), str(folder / INDEX)).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise CheckpointError(f"{folder / INDEX} has no weight_map; it is damaged")
+    tensors: dict[str, Tensor] = {}
+    for name in sorted(set(places.values())):
+        if Path(name).name != name or not (folder / name).is_file():
+            raise CheckpointError(f"{folder} has no {name!r:.80}, which its {INDEX} names; download it too")
+        tensors |= parse_weights((folder / name).read_bytes(), str(folder / name))
+    return tensors
+
+
 def import_huggingface(folder: Path, tokenizer: Tokenizer | None = None) -> tuple[LanguageModel, Tokenizer]:
     """The model and the tokenizer of a folder of `transformers` with safetensors. Default `tokenizer`: that of the
     folder's tokenizer.json."""
     values = read_json((folder / CONFIG).read_bytes(), str(folder / CONFIG))
-    if not (folder / WEIGHTS).is_file():
-        raise CheckpointError(f"{folder} has no {WEIGHTS}; save it again with safe_serialization=True")
-    tensors = parse_weights((folder / WEIGHTS).read_bytes(), str(folder / WEIGHTS))
+    tensors = read_tensors(folder)
     if tokenizer is None:
         if not (folder / TOKENIZER).is_file():
             raise DataError(f"{folder} has no {TOKENIZER}; save the tokenizer there, or name one with --tokenizer")

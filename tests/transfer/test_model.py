@@ -155,6 +155,22 @@ def test_combinations_of_layers() -> None:
     assert mix(hidden)[0, 0, 0].item() == pytest.approx(2 * (0 + 1 + 2 + 3 + 4 + 5 * e) / (5 + e))
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "features", "width"),
+    [
+        ("awd-lstm", {"inner": 24}, "second-to-last", 24),
+        ("awd-lstm", {"inner": 24}, "last", 16),
+        ("universal", {"heads": 2, "layers": 1, "steps": 5}, "concat-last-four", 64),
+        ("universal", {"heads": 2, "layers": 1, "steps": 3}, "mix", 16),
+    ],
+)
+def test_features_have_the_width_of_their_layers(name: str, shape: dict, features: str, width: int) -> None:
+    base = build(name, {"vocabulary": 256, "layers": 2, "width": 16, "segment": 32} | shape)
+    model = wrap(base, name, features=features)
+    assert model.width == width
+    assert loss(model, [Example(("one",), "0")]).isfinite()
+
+
 def test_a_frozen_model_trains_the_classifier_only() -> None:
     model = make("awd-lstm", frozen=True, features="mix").train()
     assert not model.base.training

@@ -11,7 +11,7 @@ import torch
 
 import longspan
 from longspan.checkpoints.model_folder import load_model
-from longspan.errors import ConfigError
+from longspan.errors import ConfigError, DataError, DataWarning
 from longspan.models.families import create
 from longspan.training import utilisation
 from longspan.training.depth import depths, rate_factors, unfreeze
@@ -27,7 +27,7 @@ from longspan.transfer.model import TaskModel
 from longspan.transfer.predict import Ensemble, load_predictor, make_format
 from longspan.transfer.tasks import TaskData, open_task
 from tests.training.conftest import Losses
-from tests.transfer.conftest import sentences, write
+from tests.transfer.conftest import BAD, GOOD, REST, sentences, write
 
 FAST = ["model.pooling=concat", "training.batch=6", "training.lr=8e-3"]
 FAST += ["training.validate_every=21", "training.segment=64"]
@@ -179,6 +179,68 @@ def test_changed_examples_cannot_be_resumed(finished: tuple[Path, dict[str, Any]
         finetune(base, folder, out, overrides=FAST, epochs=8, seeds=[7], resume="auto", device="cpu")
     with pytest.raises(ConfigError, match="seeds"):
         finetune(base, folder, out, seeds=0)
+
+
+REFUSED = [
+    ("bert", "model.lm_weight=0.5", "lm_weight"),
+    ("elmo", "model.lm_weight=0.5", "lm_weight"),
+    ("gpt", "model.lm_weight=0.5 model.frozen=true", "frozen"),
+    ("gpt", "model.frozen=true training.unfreeze_every=3", "unfreeze_every"),
+    ("gpt", "training.batch=[[0,4],[2,8]]", "batch"),
+    ("gpt", "training.segment_jitter=2.0", "segment_jitter"),
+    ("gpt", "data.reverse=true", "model.reverse"),
+    ("gpt", "model.crf=4", "crf"),
+    ("gpt", "training=3", "training"),
+    ("awd-lstm", "model.features=mix", "one width"),
+    ("awd-lstm", "model.features=sum-last-four", "one width"),
+]
+BASES: dict[str, dict[str, Any]] = {"gpt": {"heads": 2}, "bert": {"heads": 2}, "elmo": {"filters": [[1, 8]]}}
+
+
+@pytest.mark.parametrize(("family", "settings", "word"), REFUSED)
+def test_what_cannot_work_is_refused_before_the_start(
+    family: str, settings: str, word: str, folder: Path, tmp_path: Path
+) -> None:
+    shape = BASES.get(family, {"inner": 24})
+    longspan.init(family, device="cpu", layers=2, width=16, **shape).save(tmp_path / "base")
+    with pytest.raises(ConfigError, match=word):
+        finetune(tmp_path / "base", folder, tmp_path / "r", overrides=settings.split(), device="cpu")
+    assert not (tmp_path / "r").exists()
+
+
+def test_the_folders_of_all_seeds_are_checked_first(base: Path, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "seed-2").mkdir()
+    (tmp_path / "seed-2" / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="seed-2"):
+        finetune(base, folder, tmp_path, overrides=FAST, seeds=2, device="cpu")
+    assert not (tmp_path / "seed-1").exists()
+
+
+@pytest.mark.parametrize("crf", [0, 4])
+def test_sentences_without_room_for_a_tag_are_left_out(base: Path, tmp_path: Path, crf: int) -> None:
+    """A causal tagger reads the words twice and tags the second copy, which may begin after the end."""
+    rows = [{"words": ["ab"], "tags": ["B-X"]}, {"words": ["abcdefgh"] * 3, "tags": ["O"] * 3}] * 6
+    write(tmp_path / "t" / "train.jsonl", rows)
+    sets = ["training.steps=2", "training.batch=2", "model.longest=16", f"model.crf={crf}"]
+    with pytest.warns(DataWarning, match="sentences"):
+        result = finetune(base, tmp_path / "t", tmp_path / "r", overrides=sets, device="cpu").summary()
+    assert 0 <= result["dev"] <= 1
+    write(tmp_path / "u" / "train.jsonl", rows[1::2])
+    with pytest.raises(DataError, match="longest"):
+        finetune(base, tmp_path / "u", tmp_path / "s", overrides=sets, device="cpu")
+
+
+def test_elmo_from_scratch_knows_how_tokens_are_spelled(folder: Path, tmp_path: Path) -> None:
+    shape = {"layers": 1, "width": 16, "filters": [[1, 8]]}
+    words = tmp_path / "words.txt"
+    words.write_text("".join(f"{word}\n" for word in ["<unk>", "<eos>", *REST, *GOOD, *BAD]))
+    base = longspan.init("elmo", words, device="cpu", **shape)
+    base.save(tmp_path / "base")
+    sets = ["training.steps=1", "training.batch=2"]
+    finetune(tmp_path / "base", folder, tmp_path / "r", overrides=sets, from_scratch=True, device="cpu")
+    made, loaded = load_predictor(tmp_path / "r").model.base, longspan.load(tmp_path / "base", device="cpu").model
+    assert torch.equal(made.embedding.spelling, loaded.embedding.spelling)
+    assert not torch.equal(made.embedding.projection.weight, loaded.embedding.projection.weight)
 
 
 def test_the_order_of_examples_depends_on_seed_and_pass_only() -> None:

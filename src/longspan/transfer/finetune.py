@@ -35,6 +35,7 @@ from longspan.training.observers.tensorboard import TensorBoard
 from longspan.training.processes import Processes
 from longspan.training.recipe import SETTINGS, Recipe, build_recipe, find_recipe, value_at
 from longspan.transfer.batches import ExampleBatches
+from longspan.transfer.checks import check_run, check_settings, with_words
 from longspan.transfer.formats import Sequences
 from longspan.transfer.model import TaskModel
 from longspan.transfer.predict import Predictor, make_format
@@ -146,13 +147,19 @@ def finetune(
         raise ConfigError(f"seeds={seeds} must be at least 1, or different numbers")
     data, where, out = open_task(task, source), find_device(device), Path(out)
     base = load_model(model_path(model))
-    dev, test = [], []
+    plans: list[tuple[Path, Recipe]] = []
     for seed in chosen:
         folder = out if len(chosen) == 1 else out / f"seed-{seed}"
         made = resolve(base, data, recipe, overrides, epochs=epochs, seed=seed, task=str(task))
         if not from_scratch:
             path = str(model_path(model).resolve())
             made = dataclasses.replace(made, training=dataclasses.replace(made.training, init_from=path))
+        plans.append((folder, made))
+    check_settings(plans[0][1])
+    for folder, made in plans:
+        check_run(made, folder, resume)
+    dev, test = [], []
+    for folder, made in plans:
         found = finetune_once(made, data, folder, base.tokenizer, resume=resume, device=where)
         dev.append(found["dev"])
         test += [found["test"]] if found.get("test") else []
@@ -170,10 +177,16 @@ def resolve(
     task: str = "",
 ) -> Recipe:
     """The recipe of a run: that of the file with the model, the task, the seed and the number of steps filled in."""
-    given = config.merge(config.read_toml(find_recipe(recipe)), config.parse_overrides(overrides))
+    changes = config.parse_overrides(overrides)
+    given = config.merge(config.read_toml(find_recipe(recipe)), changes)
+    if "data" in changes:
+        raise ConfigError("keys of data have no effect on a task; leave them out (model.reverse reads texts backwards)")
+    for table in ("model", "training"):
+        if not isinstance(given.get(table, {}), dict):
+            raise ConfigError(f"{table}={given[table]!r:.40} must be a table; set its keys, such as {table}.KEY=VALUE")
     model, training = dict(given.get("model", {})), dict(given.get("training", {}))
     batch = training.get("batch", 16)
-    limits = {"steps", "tokens", "seconds"} & set(config.parse_overrides(overrides).get("training", {}))
+    limits = {"steps", "tokens", "seconds"} & set(changes.get("training", {}))
     if epochs is not None and epochs <= 0:
         raise ConfigError(f"epochs={epochs} must be above 0")
     if isinstance(batch, int) and batch > 0 and (epochs is not None or not limits):
@@ -233,12 +246,14 @@ def finetune_once(
         torch.manual_seed(recipe.training.seed)
         model = create(recipe.family, recipe.model, recipe.evaluation_reading())
         assert isinstance(model, TaskModel)
+        if model.base.spelled:
+            model.base.spell([own.decode_bytes([token]) for token in range(own.size)])
         if recipe.training.init_from is not None and start is None:
             load_base(model, recipe.training.init_from)
         rows, seed = value_at(recipe.training.batch, 0), recipe.training.seed
-        streams = ExampleBatches(
-            make_format(own, model).encode(data.train), rows, seed, data.fingerprint, data.task.name
-        )
+        layout = make_format(own, model)
+        examples = with_words(layout.encode(data.train), layout.longest, data.task.name)
+        streams = ExampleBatches(examples, rows, seed, data.fingerprint, data.task.name)
         watching = observers if observers is not None else watchers(recipe, data, out, processes)
         return run.Prepared(Trainer(recipe, model, own, streams, place, watching, processes), TrainedTask(data))
 

@@ -3,7 +3,7 @@
 import csv
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,8 @@ from longspan.transfer.tasks.packed import install, read_rows
 from longspan.transfer.tasks.task import Example, Task, recognise
 
 NAMES = {"train": ("train",), "dev": ("dev", "valid", "validation"), "test": ("test",)}
+LONGEST_FIELD = 2**30
+"""Characters of a field of a table. Python's default of 131,072 is less than a long document."""
 HELD_OUT = 10
 """One of this many training examples is a dev example if there is no dev file."""
 
@@ -40,7 +42,10 @@ class TaskData:
 
     @cached_property
     def train(self) -> list[Example]:
-        return [example for k, example in enumerate(self._all_train) if k not in self._held_out]
+        found = [example for k, example in enumerate(self._all_train) if k not in self._held_out]
+        if not found:
+            raise DataError(f"{self.files['train']} has 1 row; a task without a dev file needs at least 2")
+        return found
 
     @cached_property
     def dev(self) -> list[Example]:
@@ -119,10 +124,28 @@ def rows_of(path: Path) -> Iterator[dict[str, Any]]:
     try:
         if path.suffix == ".csv":
             with path.open(encoding="utf-8-sig", newline="") as file:
-                yield from csv.DictReader(file)
+                yield from csv_rows(file, path.name)
         else:
             yield from read_rows(path)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
         raise DataError(f"{path} cannot be read: {error!s:.80}; save it as UTF-8") from None
+
+
+def csv_rows(file: Iterable[str], name: str) -> Iterator[dict[str, Any]]:
+    """The rows of a table whose first line names its columns."""
+    csv.field_size_limit(LONGEST_FIELD)
+    reader = csv.DictReader(file)
+    try:
+        columns = list(reader.fieldnames or [])
+        if repeated := [column for k, column in enumerate(columns) if column in columns[:k]]:
+            raise DataError(f"{name} has two columns called {repeated[0]!r:.40}; rename one")
+        for number, row in enumerate(reader, start=1):
+            if None in row:
+                count = len(columns) + len(row[None])
+                fields = f"{count} fields and {len(columns)} columns"
+                raise DataError(f"{name}, row {number}, has {fields}; put texts with commas in quotes")
+            yield row
+    except csv.Error as error:
+        raise DataError(f"{name} is not a table ({error!s:.80}); separate fields with commas, quote texts") from None

@@ -9,6 +9,8 @@ The kind of a task follows from the keys of its rows:
     tags        words, tags
 """
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -20,6 +22,7 @@ from longspan.transfer.metrics import METRICS
 Kind = Literal["single", "pair", "similarity", "choice", "tags"]
 Label = str | float | int | tuple[str, ...]
 DEFAULT_METRIC: dict[str, str] = {"similarity": "pearson", "tags": "entity-f1"}
+LARGEST_SCORE = 10**9
 _PAIRS = (("premise", "hypothesis"), ("text_a", "text_b"))
 
 
@@ -75,27 +78,50 @@ class Task:
 
     def _label(self, value: Any, count: int, where: str) -> Label:
         if self.kind == "tags":
-            tags = tuple(value.split()) if isinstance(value, str) else tuple(str(tag) for tag in value)
+            tags = _words(value, self.label, where)
             if len(tags) != count:
                 raise DataError(f"{where} has {count} words and {len(tags)} tags; give one tag per word")
             return tags
         try:
             if self.kind == "similarity":
+                if not abs(float(value)) <= LARGEST_SCORE:  # NaN included
+                    raise ValueError
                 return float(value)
             if self.kind == "choice":
                 if not 0 <= int(value) < len(self.texts) - 1:
                     raise ValueError
                 return int(value)
-        except (TypeError, ValueError):
-            what = "a number" if self.kind == "similarity" else f"an index from 0 to {len(self.texts) - 2}"
+        except (TypeError, ValueError, OverflowError):
+            what = (
+                f"a number up to {LARGEST_SCORE:,}"
+                if self.kind == "similarity"
+                else f"an index from 0 to {len(self.texts) - 2}"
+            )
             raise DataError(f"{where} has {self.label}={value!r:.40}; give {what}") from None
+        return _class(value, self.label, where)
+
+
+def _class(value: Any, key: str, where: str) -> str:
+    """The name of a class. 1, 1.0 and "1" are the same."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value)):
         return str(value)
+    raise DataError(f"{where} has {key}={value!r:.40}; give a name or a number")
+
+
+def _words(value: Any, key: str, where: str) -> tuple[str, ...]:
+    """The items of a list, or the words between spaces."""
+    found = value.split() if isinstance(value, str) else value
+    if not isinstance(found, list) or not all(isinstance(word, str | int | float) for word in found):
+        raise DataError(f"{where} has {key}={value!r:.40}; give a list of words, or words between spaces")
+    return tuple(map(str, found))
 
 
 def _text(row: Mapping[str, Any], key: str, where: str, *, words: bool) -> Any:
     value = row.get(key)
     if words:
-        found = tuple(value.split()) if isinstance(value, str) else tuple(map(str, value or ()))
+        found = _words([] if value is None else value, key, where)
         if not found:
             raise DataError(f"{where} has no words under {key!r}; give a list, or words between spaces")
         return found
@@ -114,7 +140,7 @@ def recognise(name: str, row: Mapping[str, Any], given: Mapping[str, Any]) -> Ta
 
 
 def _shape(row: Mapping[str, Any]) -> dict[str, Any]:
-    choices = sorted((key for key in row if key.removeprefix("choice").isdigit()), key=lambda key: int(key[6:]))
+    choices = sorted((key for key in row if re.fullmatch("choice[0-9]+", key)), key=lambda key: int(key[6:]))
     if len(choices) > 1:
         return {"kind": "choice", "texts": ["premise", *choices]}
     for pair in _PAIRS:

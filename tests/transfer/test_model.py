@@ -3,15 +3,19 @@
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
 from longspan.config import plain
 from longspan.contract import LanguageModel
+from longspan.errors import ConfigError
 from longspan.reading import Reading
+from longspan.text_model import TextModel
 from longspan.tokenizers import ByteTokenizer
 from longspan.transfer.batches import collate
+from longspan.transfer.embed import embed
 from longspan.transfer.features import ScalarMix, combine
 from longspan.transfer.formats import Format
 from longspan.transfer.heads import Pool
@@ -169,6 +173,34 @@ def test_features_have_the_width_of_their_layers(name: str, shape: dict, feature
     model = wrap(base, name, features=features)
     assert model.width == width
     assert loss(model, [Example(("one",), "0")]).isfinite()
+
+
+def test_texts_are_embedded_with_the_features_of_the_task() -> None:
+    """Of a bidirectional model, and with the weights of a mix. Other models have none."""
+    base = build("bert", {"vocabulary": 256, "layers": 2, "width": 16, "heads": 2, "positions": 128})
+    model = wrap(base, "bert", features="mix").float()
+    hidden, _ = model.base.encode(torch.tensor([list(b"some")]))
+    weights = model.mix.scores.exp() / model.mix.scores.exp().sum()
+    expected = model.mix.gamma * sum(w * h for w, h in zip(weights, hidden, strict=True))
+    (found,) = embed(TextModel(model, ByteTokenizer()), ["some"], "mix", "none")
+    np.testing.assert_allclose(found, expected[0].detach(), rtol=1e-5)
+    plain_model = TextModel(model.base, ByteTokenizer())
+    with pytest.raises(ConfigError, match="features=mix"):
+        embed(plain_model, ["some"], "mix")
+    np.testing.assert_allclose(embed(plain_model, ["some"], "1", "none")[0], hidden[1][0].detach(), rtol=1e-5)
+
+
+def test_features_of_layers_of_different_widths() -> None:
+    base = build("awd-lstm", {"vocabulary": 256, "layers": 3, "width": 16, "inner": 24, "segment": 8})
+    model = TextModel(base.eval(), ByteTokenizer())
+    assert [embed(model, ["some text"], layer)[0].shape for layer in ("0", "1", "second-to-last")] == [
+        (16,),
+        (24,),
+        (24,),
+    ]
+    for layer in ("sum", "concat-last-four"):
+        with pytest.raises(ConfigError, match="one width"):
+            embed(model, ["some text"], layer)
 
 
 def test_a_frozen_model_trains_the_classifier_only() -> None:

@@ -122,7 +122,8 @@ def embed(
     text: Texts = [],  # noqa: B006
     data: Rows = None,
     layer: Annotated[
-        str, typer.Option("--layer", help="0 (embedding) to the number of layers, last, sum, concat-last-four, ...")
+        str,
+        typer.Option("--layer", help="0 (embedding) to the number of layers, last, concat-last-four, mix, ..."),
     ] = "last",
     pooling: Annotated[
         str, typer.Option("--pooling", help="mean, last, concat, or none: a vector per token.")

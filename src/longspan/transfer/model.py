@@ -196,6 +196,11 @@ class TaskModel(LanguageModel):
         hidden, after = self.base.hidden_states(tokens, self._continued(state, len(tokens)), starts)
         return hidden, state if self.training and state is not None else after
 
+    def encode(
+        self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
+    ) -> tuple[tuple[Tensor, ...], State]:
+        return self.base.encode(tokens, self._continued(state, len(tokens)), starts)
+
     def _continued(self, state: State | None, batch: int) -> State:
         """The state that the wrapped model continues from: a new one if the given one carries nothing."""
         if state is None or self.training:

@@ -208,6 +208,27 @@ def test_what_cannot_work_is_refused_before_the_start(
     assert not (tmp_path / "r").exists()
 
 
+LABELS: list[tuple[list[Any], str, str]] = [
+    (["x", "x"], "", "'x'"),
+    (["x", "y", "z"], 'metrics = ["f1"]', "macro-f1"),
+    (["x", "y"], 'metrics = ["pearson"]', "accuracy, f1"),
+    ([["NN"], ["VB"]], "", "accuracy"),
+    ([["O"], ["U-PER"]], "", "U-PER"),
+]
+
+
+@pytest.mark.parametrize(("labels", "given", "word"), LABELS)
+def test_labels_that_do_not_fit_are_refused(
+    labels: list[Any], given: str, word: str, base: Path, tmp_path: Path
+) -> None:
+    tags = isinstance(labels[0], list)
+    rows = [{"words": ["a"], "tags": label} if tags else {"text": "a", "label": label} for label in labels]
+    write(tmp_path / "t" / "train.jsonl", rows * 8)
+    (tmp_path / "t" / "task.toml").write_text(given)
+    with pytest.raises((ConfigError, DataError), match=word):
+        finetune(base, tmp_path / "t", tmp_path / "r", device="cpu")
+
+
 def test_the_folders_of_all_seeds_are_checked_first(base: Path, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "seed-2").mkdir()
     (tmp_path / "seed-2" / "notes.txt").write_text("mine")
@@ -219,7 +240,7 @@ def test_the_folders_of_all_seeds_are_checked_first(base: Path, folder: Path, tm
 @pytest.mark.parametrize("crf", [0, 4])
 def test_sentences_without_room_for_a_tag_are_left_out(base: Path, tmp_path: Path, crf: int) -> None:
     """A causal tagger reads the words twice and tags the second copy, which may begin after the end."""
-    rows = [{"words": ["ab"], "tags": ["B-X"]}, {"words": ["abcdefgh"] * 3, "tags": ["O"] * 3}] * 6
+    rows = [{"words": ["ab"], "tags": ["B-X"]}, {"words": ["abcdefgh"] * 3, "tags": ["O", "O", "B-X"]}] * 6
     write(tmp_path / "t" / "train.jsonl", rows)
     sets = ["training.steps=2", "training.batch=2", "model.longest=16", f"model.crf={crf}"]
     with pytest.warns(DataWarning, match="sentences"):

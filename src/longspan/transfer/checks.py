@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from longspan.errors import DataError, DataWarning, counted
+from longspan.errors import ConfigError, DataError, DataWarning, counted
 from longspan.models.families import outline
 from longspan.nn.model_config import require
 from longspan.training.folder import check_folder
@@ -12,6 +12,8 @@ from longspan.training.launch import launched
 from longspan.training.recipe import Recipe, as_steps, load_recipe
 from longspan.training.resume import RECIPE, check_same
 from longspan.transfer.formats import Sequences
+from longspan.transfer.metrics import is_entity_tag
+from longspan.transfer.tasks import Example, TaskData
 
 
 def check_settings(recipe: Recipe) -> None:
@@ -40,6 +42,28 @@ def check_settings(recipe: Recipe) -> None:
         not training.segment_jitter,
         f"training.segment_jitter={training.segment_jitter} has no effect on complete texts; leave it out",
     )
+
+
+def tags_of(example: Example) -> tuple[str, ...]:
+    return example.label if isinstance(example.label, tuple) else ()
+
+
+def check_labels(data: TaskData, labels: Sequence[str]) -> None:
+    """Labels of training that nothing can be learned from, or that the metrics of the task do not fit."""
+    name, kind, metrics = data.task.name, data.task.kind, data.task.metrics
+    if kind in ("similarity", "choice"):
+        return
+    if len(labels) < 2:
+        raise DataError(f"all training rows of {name} have the label {labels[0]!r:.40}; a classifier needs at least 2")
+    if "f1" in metrics and len(labels) != 2:
+        raise ConfigError(f"the metric f1 needs 2 classes, and {name} has {len(labels)}; use macro-f1 in its task.toml")
+    if "entity-f1" in metrics:
+        every = {*labels, *(tag for example in data.dev for tag in tags_of(example))}
+        if other := sorted(tag for tag in every if not is_entity_tag(tag)):
+            raise ConfigError(
+                f"entity-f1 needs tags such as O, B-PER and I-PER (or E-, S-), and {name} has {other[0]!r:.40}; "
+                'write metrics = ["accuracy"] into its task.toml'
+            )
 
 
 def check_run(recipe: Recipe, out: Path, resume: str | None) -> None:

@@ -35,7 +35,7 @@ from longspan.training.observers.tensorboard import TensorBoard
 from longspan.training.processes import Processes
 from longspan.training.recipe import SETTINGS, Recipe, build_recipe, find_recipe, value_at
 from longspan.transfer.batches import ExampleBatches
-from longspan.transfer.checks import check_run, check_settings, with_words
+from longspan.transfer.checks import check_labels, check_run, check_settings, with_words
 from longspan.transfer.formats import Sequences
 from longspan.transfer.model import TaskModel
 from longspan.transfer.predict import Predictor, make_format
@@ -155,6 +155,7 @@ def finetune(
             path = str(model_path(model).resolve())
             made = dataclasses.replace(made, training=dataclasses.replace(made.training, init_from=path))
         plans.append((folder, made))
+    check_labels(data, plans[0][1].model.labels)
     check_settings(plans[0][1])
     for folder, made in plans:
         check_run(made, folder, resume)

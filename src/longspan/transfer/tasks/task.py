@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 
 from longspan import config
 from longspan.errors import ConfigError, DataError, UnknownNameError
-from longspan.transfer.metrics import METRICS
+from longspan.transfer.metrics import METRICS, SUITABLE
 
 Kind = Literal["single", "pair", "similarity", "choice", "tags"]
 Label = str | float | int | tuple[str, ...]
@@ -54,6 +54,9 @@ class Task:
         for name in self.metrics:
             if name not in METRICS:
                 raise UnknownNameError("metric", name, METRICS)
+            if name not in SUITABLE[self.kind]:
+                known = ", ".join(SUITABLE[self.kind])
+                raise ConfigError(f"the metric {name} is not for kind={self.kind!r}; use {known}")
         wanted = {"single": 1, "pair": 2, "similarity": 2, "tags": 1}.get(self.kind)
         if len(self.texts) != wanted and (wanted is not None or len(self.texts) < 3):
             raise ConfigError(

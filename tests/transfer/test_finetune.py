@@ -133,6 +133,25 @@ def test_the_result_is_that_of_the_final_state(base: Path, folder: Path, tmp_pat
     assert again["test"] == pytest.approx(1 - result["test"])
 
 
+def test_test_rows_without_labels_get_predictions(base: Path, folder: Path, tmp_path: Path) -> None:
+    task, out = tmp_path / "moods", tmp_path / "run"
+    shutil.copytree(folder, task)
+    write(task / "test.jsonl", [{"text": row["text"]} for row in sentences(5, seed=2)])
+    sets = [*FAST, "training.steps=2"]
+    result = finetune(base, task, out, overrides=sets, device="cpu").summary()
+    assert (result["test"], result["predictions"]) == (None, [str(out / "predictions.jsonl")])
+    found = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
+    best = load_predictor(out / "best")
+    assert [row["label"] for row in found] == [one.label for one in best.predict(open_task(task).test())]
+    for labels, words in (([-1] * 3, ["-1", "predictions"]), (["good", None, "bad"], ["row 2", "label"])):
+        rows = [{"text": "a", "label": label} for label in labels]
+        write(task / "test.jsonl", [{k: v for k, v in row.items() if v is not None} for row in rows])
+        with pytest.raises(DataError) as caught:
+            finetune(base, task, tmp_path / "other", overrides=sets, device="cpu")
+        assert all(word in str(caught.value) for word in words)
+        assert not (tmp_path / "other").exists()
+
+
 class StopAt(Observer):
     def __init__(self, step: int) -> None:
         self.step = step

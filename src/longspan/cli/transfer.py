@@ -87,6 +87,8 @@ def finetune(
             rows[split] = f"{values[split]:.4f}{deviation}"
             others = {k: v for k, v in values[f"{split}_metrics"].items() if k != values["metric"]}
             rows |= {f"{split} {name}": value for name, value in others.items()}
+    if "predictions" in values:
+        rows["test"] = f"has no labels; predictions: {', '.join(values['predictions'])}"
     print_rows(rows)
 
 
@@ -101,18 +103,13 @@ def predict(
     threads: Threads = 0,
 ) -> None:
     """Label texts with a fine-tuned model. Prints one JSON object per line: label, and probabilities of classes."""
-    from longspan.transfer.predict import Ensemble, load_predictor
+    from longspan.transfer.predict import Ensemble, as_row, load_predictor
 
     where = machine(device, "auto", threads)
     members = [load_predictor(path, device=where.device) for path in (model, *others)]
     predictor = Ensemble(members) if others else members[0]
-    labels, kind = predictor.config.labels, predictor.config.kind
     for found in predictor.predict(_examples(predictor.task, text, data)):
-        values: dict[str, Any] = {"label": list(found.label) if isinstance(found.label, tuple) else found.label}
-        if found.probabilities:
-            names = labels if kind != "choice" else [str(k) for k in range(len(found.probabilities))]
-            values["probabilities"] = dict(zip(names, found.probabilities, strict=True))
-        sys.stdout.write(json_module.dumps(values, ensure_ascii=False) + "\n")
+        sys.stdout.write(json_module.dumps(as_row(predictor.config, found), ensure_ascii=False) + "\n")
 
 
 def embed(

@@ -107,7 +107,8 @@ class Result:
     seeds: tuple[int, ...]
     dev: tuple[Mapping[str, float], ...]
     test: tuple[Mapping[str, float], ...]
-    finished: bool = True
+    predictions: tuple[str, ...] = ()
+    """Files with the predictions of test rows without labels, one per seed."""
 
     def summary(self) -> dict[str, Any]:
         """Means, and standard deviations of several seeds."""
@@ -118,7 +119,7 @@ class Result:
             values[f"{split}_std"] = stdev(first) if len(first) > 1 else None
             values[f"{split}_metrics"] = {name: mean(s[name] for s in found) for name in found[0]} if found else {}
             values[f"{split}_per_seed"] = first
-        return values
+        return values | ({"predictions": list(self.predictions)} if self.predictions else {})
 
 
 def finetune(
@@ -159,12 +160,14 @@ def finetune(
     check_settings(plans[0][1])
     for folder, made in plans:
         check_run(made, folder, resume)
-    dev, test = [], []
+    data.check_test(plans[0][1].model.labels)
+    dev, test, predictions = [], [], []
     for folder, made in plans:
         found = finetune_once(made, data, folder, base.tokenizer, resume=resume, device=where)
         dev.append(found["dev"])
         test += [found["test"]] if found.get("test") else []
-    return Result(data.task.name, data.task.metric, tuple(chosen), tuple(dev), tuple(test))
+        predictions += [str(folder / found["predictions"])] if found.get("predictions") else []
+    return Result(data.task.name, data.task.metric, tuple(chosen), tuple(dev), tuple(test), tuple(predictions))
 
 
 def resolve(

@@ -103,6 +103,15 @@ def evaluate(c: TaskConfig, examples: Sequence[Example], predictions: Sequence[P
     return {name: compute(name, c.kind, c.labels, gold, predicted) for name in c.metrics}
 
 
+def as_row(c: TaskConfig, found: Prediction) -> dict[str, Any]:
+    """A prediction as a JSON object: the label and, for classes and choices, the probability of each."""
+    values: dict[str, Any] = {"label": list(found.label) if isinstance(found.label, tuple) else found.label}
+    if found.probabilities:
+        names = c.labels if c.kind != "choice" else [str(k) for k in range(len(found.probabilities))]
+        values["probabilities"] = dict(zip(names, found.probabilities, strict=True))
+    return values
+
+
 class Ensemble:
     """Several models of one task, for example a forward and a backward one: the mean of their probabilities."""
 

@@ -14,20 +14,21 @@ from longspan.data.cache import sha256
 from longspan.errors import CheckpointError
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer
-from longspan.transfer.predict import load_predictor
+from longspan.transfer.predict import as_row, load_predictor
 from longspan.transfer.tasks import TaskData
 
-RESULT = "result.json"
+RESULT, PREDICTIONS = "result.json", "predictions.jsonl"
 
 
 class RemoveResult(Observer):
     """Removes the result of a finished run that continues, because best/ may change from now on."""
 
     def __init__(self, out: Path) -> None:
-        self.path = out / RESULT
+        self.paths = out / RESULT, out / PREDICTIONS
 
     def begin(self, trainer: Trainer) -> None:  # noqa: ARG002
-        self.path.unlink(missing_ok=True)
+        for path in self.paths:
+            path.unlink(missing_ok=True)
 
 
 def scored_on(out: Path, data: TaskData) -> str:
@@ -40,12 +41,18 @@ def scored_on(out: Path, data: TaskData) -> str:
 
 
 def write_result(out: Path, data: TaskData, device: torch.device | str) -> dict[str, Any]:
-    """Score dev and then test with best/, and write result.json. `read_result` comes first, so test is read once for a
-    best/."""
+    """Score dev and then test with best/, and write result.json. Test rows without labels get predictions.jsonl.
+    `read_result` comes first, so test is scored once for a best/."""
     best = load_predictor(out / "best", device=device)
     values: dict[str, Any] = {"task": data.task.name, "metric": data.task.metric, "dev": best.evaluate(data.dev)}
     if data.has_test:
-        values["test"] = best.evaluate(data.test())
+        examples = data.test()
+        if examples[0].label is not None:
+            values["test"] = best.evaluate(examples)
+        else:
+            rows = (json.dumps(as_row(best.config, one), ensure_ascii=False) for one in best.predict(examples))
+            write_file(out / PREDICTIONS, "".join(f"{row}\n" for row in rows).encode())
+            values["predictions"] = PREDICTIONS
     values["scored_on"] = scored_on(out, data)
     write_file(out / RESULT, (json.dumps(values, indent=1) + "\n").encode())
     return values

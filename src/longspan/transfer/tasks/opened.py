@@ -3,7 +3,7 @@
 import csv
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -54,8 +54,19 @@ class TaskData:
         return self._read("dev")
 
     def test(self) -> list[Example]:
-        """The test examples. Read them once, after every choice is made."""
+        """The test examples, with labels or all without. Read them once, after every choice is made."""
         return self._read("test")
+
+    def check_test(self, labels: Sequence[str] = ()) -> None:
+        """An error for test rows that cannot be read or scored: found before training, and nothing else is done with
+        them. `labels` are the classes of training."""
+        if self.has_test:
+            found = {example.label for example in self._read("test")} - {None}
+            if found and labels and self.task.kind in ("single", "pair") and not found & set(labels):
+                raise DataError(
+                    f"no label of {self.files['test'].name} occurs in train, for example {min(map(str, found))!r:.40}; "
+                    f"leave out {self.task.label!r} there to get predictions only"
+                )
 
     @cached_property
     def _all_train(self) -> list[Example]:
@@ -74,9 +85,15 @@ class TaskData:
             raise DataError(f"the task {self.task.name} has no {split} file; it has {', '.join(self.files)}")
         path = self.files[split]
         rows = enumerate(rows_of(path), start=1)
-        found = [self.task.example(row, f"{path.name}, row {k}") for k, row in rows]
+        labelled = split != "test"
+        found = [self.task.example(row, f"{path.name}, row {k}", labelled=labelled) for k, row in rows]
         if not found:
             raise DataError(f"{path} has no rows; give at least one")
+        known = [example.label is not None for example in found]
+        if any(known) and not all(known):
+            raise DataError(
+                f"{path.name}, row {known.index(False) + 1} has no {self.task.label!r}, and other rows have one"
+            )
         return found
 
     @cached_property

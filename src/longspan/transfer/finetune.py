@@ -18,10 +18,9 @@ from longspan import config
 from longspan.bundled import model_path
 from longspan.checkpoints.manifest import Verified
 from longspan.checkpoints.model_folder import TOKENIZER, Loaded, load_model, reading_of
-from longspan.contract import LanguageModel
 from longspan.device import find_device
 from longspan.errors import ConfigError
-from longspan.models.families import create, name_of
+from longspan.models.families import create, name_of, outline
 from longspan.tokenizers import Tokenizer, tokenizer_from_json
 from longspan.training import run
 from longspan.training.launch import launched
@@ -122,6 +121,18 @@ class Result:
         return values | ({"predictions": list(self.predictions)} if self.predictions else {})
 
 
+class Interrupted(KeyboardInterrupt):
+    """A run that a signal stopped. Its checkpoint is saved."""
+
+    def __init__(self, outcome: run.Outcome) -> None:
+        assert outcome.interrupted is not None
+        self.signal = outcome.interrupted
+        super().__init__(
+            f"stopped by {self.signal.name} and saved at step {outcome.step} in {outcome.out}; "
+            "continue with the same command and --resume auto"
+        )
+
+
 def finetune(
     model: str | Path | None,
     task: str | Path,
@@ -151,7 +162,7 @@ def finetune(
     plans: list[tuple[Path, Recipe]] = []
     for seed in chosen:
         folder = out if len(chosen) == 1 else out / f"seed-{seed}"
-        made = resolve(base, data, recipe, overrides, epochs=epochs, seed=seed, task=str(task))
+        made = resolve(base, data, recipe, overrides, epochs=epochs, seed=seed, task=str(task), device=where)
         if not from_scratch:
             path = str(model_path(model).resolve())
             made = dataclasses.replace(made, training=dataclasses.replace(made.training, init_from=path))
@@ -179,6 +190,7 @@ def resolve(
     epochs: float | None = None,
     seed: int = 1,
     task: str = "",
+    device: torch.device | str = "cpu",
 ) -> Recipe:
     """The recipe of a run: that of the file with the model, the task, the seed and the number of steps filled in."""
     changes = config.parse_overrides(overrides)
@@ -205,19 +217,22 @@ def resolve(
         described, family = base.model.config.base_config, base.model.config.base_family
     else:
         family = name_of(base.model)
-    training.setdefault("cuda_graph", suits_graphs(base.model, model, training))
     model |= {"family": "task", "base_family": family, "base": config.plain(described)}
     model |= {"vocabulary": described.vocabulary, "task": data.task.name, **labels_of(data)}
     values: dict[str, Any] = {**given, "model": model, "training": {"seed": seed, **reading, **training}}
     values["data"] = {"corpus": str(Path(task).resolve()) if Path(task).is_dir() else data.task.name}
-    return build_recipe(values, f"finetune-{data.task.name}")
+    made = build_recipe(values, f"finetune-{data.task.name}")
+    if "cuda_graph" not in training and suits_graphs(made, device):
+        made = dataclasses.replace(made, training=dataclasses.replace(made.training, cuda_graph=True))
+    return made
 
 
-def suits_graphs(base: LanguageModel, model: Mapping[str, Any], training: Mapping[str, Any]) -> bool:
+def suits_graphs(recipe: Recipe, device: torch.device | str) -> bool:
     """Whether steps can be captured in CUDA graphs. Short texts are launch-bound without."""
-    inner = base.base if isinstance(base, TaskModel) else base
-    varies = model.get("crf") or training.get("unfreeze_every") or training.get("checkpoint_activations")
-    return inner.hints.graph_safe and not varies and not launched()
+    training = recipe.training
+    varies = training.unfreeze_every or training.checkpoint_activations or launched()
+    on_gpu = torch.device(device).type == "cuda"
+    return on_gpu and not varies and outline(recipe.family, recipe.model).hints.graph_safe
 
 
 def labels_of(data: TaskData) -> dict[str, Any]:
@@ -263,7 +278,7 @@ def finetune_once(
 
     outcome = run.run_in_folder(recipe, out, prepare, resume=resume, device=device, quiet=observers is not None)
     if outcome.interrupted is not None:
-        raise KeyboardInterrupt(outcome.sentence.replace("longspan train", "longspan finetune"))
+        raise Interrupted(outcome)
     return read_result(out, data) or write_result(out, data, device)
 
 

@@ -31,7 +31,9 @@ Source = Annotated[
     typer.Option("--from", metavar="FOLDER", help="Install a known task from the packed files in this folder."),
 ]
 Texts = Annotated[list[str], typer.Option("--text", "-t", metavar="TEXT", help="A text; repeat it for several.")]
-Rows = Annotated[Path | None, typer.Option("--data", metavar="FILE", help="Rows as .jsonl or .csv, as in the task.")]
+Rows = Annotated[
+    Path | None, typer.Option("--data", metavar="FILE", help="Rows as .jsonl or .csv; - reads standard input.")
+]
 
 
 def finetune(
@@ -59,23 +61,27 @@ def finetune(
     threads: Threads = 0,
 ) -> None:
     """Train a classifier or tagger on a task and score dev and test."""
-    from longspan.transfer.finetune import finetune
+    from longspan.transfer.finetune import Interrupted, finetune
 
     where = machine(device, "auto", threads)
     note_bundled(model)
-    result = finetune(
-        model,
-        task,
-        out,
-        source=source,
-        recipe=recipe,
-        overrides=set_,
-        epochs=epochs,
-        seeds=seeds,
-        resume=resume,
-        from_scratch=from_scratch,
-        device=where.device,
-    )
+    try:
+        result = finetune(
+            model,
+            task,
+            out,
+            source=source,
+            recipe=recipe,
+            overrides=set_,
+            epochs=epochs,
+            seeds=seeds,
+            resume=resume,
+            from_scratch=from_scratch,
+            device=where.device,
+        )
+    except Interrupted as stopped:
+        print(stopped, file=sys.stderr)
+        raise typer.Exit(128 + int(stopped.signal)) from None
     values = result.summary()
     if json:
         print_json(values)
@@ -163,7 +169,9 @@ def evaluate_tasks(
     where = machine(device, dtype, threads)
     loaded = load(model, device=where.device, dtype=where.dtype, **given_settings(memory=memory, pointer=pointer))
     note_bundled(model)
-    found = evaluate_tasks(loaded, tasks.split(","), source=source, limit=limit)
+    found = evaluate_tasks(
+        loaded, [name.strip() for name in tasks.split(",") if name.strip()], source=source, limit=limit
+    )
     if json:
         print_json(found)
         return
@@ -175,7 +183,7 @@ def evaluate_tasks(
 
 def _examples(task: "Task", texts: list[str], data: Path | None) -> "list[Example]":
     """Examples without labels from --text or --data."""
-    from longspan.transfer.tasks.opened import rows_of
+    from longspan.transfer.tasks.opened import rows_of, rows_of_input
 
     if bool(texts) == (data is not None):
         raise ConfigError("give texts with --text, or a file with --data, and not both")
@@ -184,9 +192,9 @@ def _examples(task: "Task", texts: list[str], data: Path | None) -> "list[Exampl
             raise ConfigError(f"a task of kind {task.kind!r} has several texts per row; give them with --data FILE")
         rows: Any = [{task.texts[0]: text} for text in texts]
     else:
-        rows = rows_of(data)
-    name = data.name if data is not None else "--text"
+        rows = rows_of(data) if str(data) != "-" else rows_of_input()
+    name = "--text" if data is None else "standard input" if str(data) == "-" else data.name
     found = [task.example(row, f"{name}, row {k}", labelled=False) for k, row in enumerate(rows, start=1)]
     if not found:
-        raise DataError(f"{data} has no rows; give at least one")
+        raise DataError(f"{name} has no rows; give at least one")
     return found

@@ -176,6 +176,8 @@ def evaluate_tasks(
 ) -> dict[str, dict[str, Any]]:
     """The scores of some tasks, as `task` or `task/split`. `limit` uses only so many evenly spaced rows of each."""
     chosen = list(tasks)
+    if not chosen:
+        raise ConfigError(f"--tasks names no task; give some of {', '.join(TASKS)}")
     for name in chosen:
         if name not in TASKS:
             raise UnknownNameError("task scored by likelihood", name, TASKS)

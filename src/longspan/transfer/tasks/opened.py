@@ -2,7 +2,9 @@
 
 import csv
 import hashlib
+import io
 import json
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +16,7 @@ import numpy as np
 from longspan import config
 from longspan.errors import ConfigError, DataError
 from longspan.transfer.tasks.known import KNOWN, find_known
-from longspan.transfer.tasks.packed import install, read_rows
+from longspan.transfer.tasks.packed import install, parse_rows, read_rows
 from longspan.transfer.tasks.task import Example, Task, recognise
 
 NAMES = {"train": ("train",), "dev": ("dev", "valid", "validation"), "test": ("test",)}
@@ -148,6 +150,18 @@ def rows_of(path: Path) -> Iterator[dict[str, Any]]:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path} cannot be read: {error!s:.80}; save it as UTF-8") from None
+
+
+def rows_of_input() -> Iterator[dict[str, Any]]:
+    """The rows of standard input: JSON lines if it begins with a brace, else a table."""
+    if sys.stdin is None:
+        raise DataError("standard input is closed; give a file with --data FILE")
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"standard input cannot be read: {error!s:.80}; use UTF-8") from None
+    file = io.StringIO(text, newline="")
+    yield from (parse_rows if text.lstrip().startswith("{") else csv_rows)(file, "standard input")
 
 
 def csv_rows(file: Iterable[str], name: str) -> Iterator[dict[str, Any]]:

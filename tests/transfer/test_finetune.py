@@ -23,7 +23,7 @@ from longspan.training.schedules import lr_factor
 from longspan.transfer.batches import ExampleBatches, rounded
 from longspan.transfer.finetune import finetune, finetune_once, resolve, watchers
 from longspan.transfer.formats import Sequences
-from longspan.transfer.model import TaskModel
+from longspan.transfer.model import TaskConfig, TaskModel
 from longspan.transfer.predict import Ensemble, load_predictor, make_format
 from longspan.transfer.tasks import TaskData, open_task
 from tests.training.conftest import Losses
@@ -316,6 +316,25 @@ def test_ulmfit_by_the_papers_formulas(base: Path) -> None:
         unfreeze(model, 4, step)
         frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
         assert frozen == {name for name, depth in depths(model).items() if depth < lowest}
+
+
+SHARES: list[tuple[str, dict[str, Any], dict[str, int]]] = [
+    ("transformer-xl", {"heads": 2}, {"u": 1, "w": 1, "layers.1.up.weight": 2, "classifier.1.weight": 3}),
+    ("bert", {"heads": 2}, {"segments": 0, "embedding_norm.weight": 0, "places.rows": 0, "pooler.weight": 3}),
+    ("xlnet", {"heads": 2}, {"query_start": 0, "layers.0.segments": 1, "layers.1.u": 2, "head.biases.0": 3}),
+    ("elmo", {"filters": [[1, 8]]}, {"embedding.projection.weight": 0, "backward_layers.0.input.weight": 1}),
+    ("elmo", {"filters": [[1, 8]]}, {"backward_layers.1.input.weight": 2, "head.tables.0": 3}),
+]
+
+
+@pytest.mark.parametrize(("family", "shape", "expected"), SHARES)
+def test_a_parameter_has_the_depth_of_the_lowest_layer_it_feeds(
+    family: str, shape: dict[str, Any], expected: dict[str, int]
+) -> None:
+    base = {"layers": 2, "width": 16, "inner": None, **shape}
+    found = depths(TaskModel(TaskConfig(base_family=family, base=base)))
+    named = {name.removeprefix("base."): depth for name, depth in found.items()}
+    assert {name: named[name] for name in expected} == expected
 
 
 def test_an_ensemble_is_the_mean_of_its_members(finished: tuple[Path, dict[str, Any]], folder: Path) -> None:

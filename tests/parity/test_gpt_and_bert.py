@@ -128,6 +128,16 @@ def test_padding_of_bert_is_another_document(bert: tuple[BERT, Any]) -> None:
         torch.testing.assert_close(a[attention > 0], b[attention > 0])
 
 
+def test_the_pair_of_a_single_row_is_its_own() -> None:
+    """The batch has no other text, so none can be called a random one."""
+    config = BERT.Config(vocabulary=50, layers=1, width=8, heads=1, mask=1, classify=2, separator=3)
+    model, tokens = BERT(config), torch.randint(4, 50, (1, 21))
+    made = [model.make_pairs(tokens) for _ in range(20)]
+    assert {int(following) for _, following in made} == {0}
+    assert all((rows[:, 11:20] == tokens[:, 9:18]).all() for rows, _ in made)
+    assert model.training_loss(tokens, tokens)[0].isfinite()
+
+
 def test_what_is_hidden() -> None:
     torch.manual_seed(1)
     config = BERT.Config(vocabulary=1000, layers=1, width=8, heads=1, mask=1, classify=2, separator=3)

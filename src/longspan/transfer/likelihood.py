@@ -38,7 +38,8 @@ class Likelihood:
 
 def likelihoods(model: TextModel, pairs: Sequence[tuple[str, str]], reading: Reading | None = None) -> list[Likelihood]:
     """The likelihood of every continuation after its context. Before the context is the end of a document or a newline,
-    so the first token of a text has a probability too.
+    so the first token of a text has a probability too. lm-eval puts it there only if the context is empty, so its
+    scores of LAMBADA and COPA differ slightly.
 
     A model without memory reads the last tokens that fit into a segment.
     """

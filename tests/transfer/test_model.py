@@ -111,11 +111,16 @@ def test_the_loss_of_classes() -> None:
 
 
 def test_the_loss_of_a_similarity_sums_both_orders() -> None:
-    model = make("transformer-xl", kind="similarity", labels=(), low=1.0, high=5.0)
+    values: dict[str, Any] = {"kind": "similarity", "labels": (), "low": 1.0, "high": 5.0}
+    model = make("transformer-xl", texts=("text_a", "text_b"), **values)
     found = loss(model, [Example(("one", "three"), 4.0)])
     bias = model.classifier[-1].bias.float()
     predicted = alone_pool(model, "one\nthree\n") + alone_pool(model, "three\none\n") - bias
     torch.testing.assert_close(found, ((predicted - 0.75) ** 2).mean())
+    single = make("transformer-xl", texts=("text",), **values)
+    found = loss(single, [Example(("one",), 4.0), Example(("three",), 1.0)])
+    predicted = torch.cat([alone_pool(single, "one\n"), alone_pool(single, "three\n")])
+    torch.testing.assert_close(found, ((predicted - torch.tensor([0.75, 0.0])) ** 2).mean())
 
 
 def alone_pool(model: TaskModel, text: str) -> torch.Tensor:

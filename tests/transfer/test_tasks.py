@@ -26,6 +26,7 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
         ({"text": "a", "label": 1}, "single", ("a",), "1"),
         ({"premise": "a", "hypothesis": "b", "label": "no"}, "pair", ("a", "b"), "no"),
         ({"text_a": "a", "text_b": "b", "score": 2.5}, "similarity", ("a", "b"), 2.5),
+        ({"text": "a", "score": "2.5"}, "similarity", ("a",), 2.5),
         ({"premise": "a", "choice1": "b", "choice2": "c", "label": 1}, "choice", ("a", "b", "c"), 1),
         ({"words": ["a", "b"], "tags": ["O", "B-X"]}, "tags", ("a", "b"), ("O", "B-X")),
     ],

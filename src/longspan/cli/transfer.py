@@ -188,7 +188,7 @@ def _examples(task: "Task", texts: list[str], data: Path | None) -> "list[Exampl
     if bool(texts) == (data is not None):
         raise ConfigError("give texts with --text, or a file with --data, and not both")
     if data is None:
-        if task.kind not in ("single", "tags"):
+        if len(task.texts) > 1:
             raise ConfigError(f"a task of kind {task.kind!r} has several texts per row; give them with --data FILE")
         rows: Any = [{task.texts[0]: text} for text in texts]
     else:

@@ -306,8 +306,9 @@ class TaskModel(LanguageModel):
     @property
     def rows(self) -> int:
         """Sequences per example, as `transfer.formats` makes them."""
-        kind = self.config.kind
-        return self.config.choices if kind == "choice" else 2 if kind == "similarity" and self.causal else 1
+        c = self.config
+        both = c.kind == "similarity" and self.causal and len(c.texts) == 2
+        return c.choices if c.kind == "choice" else 2 if both else 1
 
     def loss(self, scores: Float[Tensor, "..."], targets: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
         """Cross-entropy over classes, choices or words; the squared error of a similarity."""

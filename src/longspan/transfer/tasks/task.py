@@ -4,7 +4,7 @@ The kind of a task follows from the keys of its rows:
 
     single      text, label
     pair        premise, hypothesis, label    or    text_a, text_b, label
-    similarity  text_a, text_b, score
+    similarity  text_a, text_b, score         or    text, score
     choice      premise, choice1, choice2, ..., label (the index of the right choice)
     tags        words, tags
 """
@@ -57,11 +57,11 @@ class Task:
             if name not in SUITABLE[self.kind]:
                 known = ", ".join(SUITABLE[self.kind])
                 raise ConfigError(f"the metric {name} is not for kind={self.kind!r}; use {known}")
-        wanted = {"single": 1, "pair": 2, "similarity": 2, "tags": 1}.get(self.kind)
-        if len(self.texts) != wanted and (wanted is not None or len(self.texts) < 3):
+        wanted = {"single": (1,), "pair": (2,), "similarity": (2, 1), "tags": (1,)}.get(self.kind, ())
+        if len(self.texts) not in wanted and (wanted or len(self.texts) < 3):
             raise ConfigError(
                 f"the task {self.name} has texts={config.shown(self.texts)}; kind={self.kind!r} needs "
-                f"{wanted or 'a premise and at least 2 choices'}"
+                f"{' or '.join(map(str, wanted)) or 'a premise and at least 2 choices'}"
             )
 
     @property
@@ -153,4 +153,6 @@ def _shape(row: Mapping[str, Any]) -> dict[str, Any]:
     for words in ("words", "tokens"):
         if words in row and "tags" in row:
             return {"kind": "tags", "texts": [words], "label": "tags"}
+    if "text" in row and "score" in row and "label" not in row:
+        return {"kind": "similarity", "texts": ["text"], "label": "score"}
     return {"kind": "single", "texts": ["text"]} if "text" in row else {}

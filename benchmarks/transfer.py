@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from longspan.transfer.finetune import RESULT
 from longspan.transfer.predict import load_predictor
+from longspan.transfer.results import RESULT
 from longspan.transfer.tasks import open_task
 
 

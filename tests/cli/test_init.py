@@ -177,7 +177,13 @@ def test_import_of_the_authors_state_dict_and_a_vocabulary(cli: Cli) -> None:
         "short.txt"
     )
     cli("import", folder / "model.pt", "b", "--tokenizer", "vocab.txt").refused("model.pt", "config")
-    cli("import", "nowhere", "b", "--tokenizer", "bytes").refused("nowhere")
+    for more in ([], ["--tokenizer", "bytes"]):
+        cli("import", "nowhere", "b", *more).refused("nowhere")
+        Path("empty").mkdir(exist_ok=True)
+        cli("import", "empty", "b", *more).refused("empty", "save_pretrained")
+        Path("other").mkdir(exist_ok=True)
+        Path("other/config.json").write_text('{"model_type": "llama"}')
+        cli("import", "other", "b", *more).refused("llama", "gpt2")
     assert not Path("b").exists()
 
 

@@ -1,10 +1,15 @@
 """`longspan finetune`, `predict`, `embed` and `evaluate-tasks`."""
 
+import io
 import json
+import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
+from longspan.transfer.batches import ExampleBatches
 from tests.transfer.conftest import sentences, write
 
 from .conftest import Cli
@@ -12,7 +17,7 @@ from .conftest import Cli
 STEPS = ["--set", "training.steps=2", "--set", "training.batch=4", "--device", "cpu"]
 
 
-def test_finetune_predict_and_embed(cli: Cli, model: Path, tmp_path: Path) -> None:
+def test_finetune_predict_and_embed(cli: Cli, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "moods" / "train.jsonl", sentences(20, 1))
     write(tmp_path / "moods" / "test.jsonl", sentences(4, 2))
     done = cli("finetune", model, "--task", "moods", "--out", "run", *STEPS, "--json")
@@ -29,10 +34,35 @@ def test_finetune_predict_and_embed(cli: Cli, model: Path, tmp_path: Path) -> No
     assert [set(one["probabilities"]) for one in found] == [{"bad", "good"}] * 2
     assert abs(sum(found[0]["probabilities"].values()) - 1) < 1e-6
     assert len(cli("predict", "run", "--data", "moods/test.jsonl").out.splitlines()) == 4
+    assert "capturing" not in done.err
+    for rows in ('{"text": "a fine film"}\n', "text,more\na fine film,x\n"):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(rows.encode())))
+        again = json.loads(cli("predict", "run", "--data", "-").out)
+        assert again["probabilities"] == pytest.approx(found[0]["probabilities"], rel=1e-5)
     assert cli("embed", model, "-t", "one", "-t", "three", "--layer", "1", "--out", "f.npy").code == 0
     assert np.load("f.npy").shape == (2, 32)
     # A fine-tuned model is still a language model.
     assert cli("eval", "run", "--data", "moods/test.jsonl", "--json").code == 0
+
+
+def test_ctrl_c_saves_the_run_and_says_how_to_continue(
+    cli: Cli, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "moods" / "train.jsonl", sentences(20, 1))
+    command = ["finetune", model, "--task", "moods", "--out", "run", *STEPS, "--json"]
+    following = ExampleBatches.next
+
+    def interrupted(self: ExampleBatches, *given: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return following(self, *given)
+
+    monkeypatch.setattr(ExampleBatches, "next", interrupted)
+    stopped = cli(*command)
+    assert (stopped.code, stopped.out) == (130, "")
+    last = stopped.err.splitlines()[-1]
+    assert all(word in last for word in ("SIGINT", "step 1", "run", "--resume auto"))
+    monkeypatch.setattr(ExampleBatches, "next", following)
+    assert cli(*command, "--resume", "auto").code == 0
 
 
 def test_errors_are_one_sentence(cli: Cli, model: Path, tmp_path: Path) -> None:
@@ -44,4 +74,6 @@ def test_errors_are_one_sentence(cli: Cli, model: Path, tmp_path: Path) -> None:
     cli("embed", model, "--out", "f.npy").refused("--text")
     cli("embed", model, "-t", "a", "--layer", "9", "--out", "f.npy").refused("9")
     cli("evaluate-tasks", model, "--tasks", "glue").refused("glue")
+    cli("evaluate-tasks", model, "--tasks", "copa, lambada").refused("copa", "--from")
+    cli("evaluate-tasks", model, "--tasks", " ,").refused("--tasks")
     cli("data", "get", "sst2", "--from", tmp_path).refused("sst2.tar.xz")

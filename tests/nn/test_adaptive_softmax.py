@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from longspan.errors import DataError
+from longspan.models.bert import MaskedHead
+from longspan.nn import adaptive_softmax
 from longspan.nn.adaptive_softmax import AdaptiveSoftmax
 from longspan.nn.embedding import AdaptiveEmbedding
 
@@ -150,3 +153,33 @@ def test_losses_and_gradients_on_a_gpu(shape: dict) -> None:
         found.append([t.double().cpu() for t in (losses, *grads)])
     for got, want in zip(*found[::-1], strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def plain_cluster(h, table, bias, targets, here, temperature):
+    losses = F.cross_entropy(F.linear(h, table, bias) / temperature, targets, reduction="none")
+    return torch.where(here, losses, 0.0)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kernels", [False, True])
+def test_the_head_of_bert_transforms_before_every_softmax(
+    shape: dict, kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the form with kernels, which GPUs use."""
+    torch.manual_seed(0)
+    embedding, plain = (module.float() for module in make(**shape))
+    ties = {key: value for key, value in shape.items() if key.startswith("tie")}
+    head = MaskedHead(embedding, V, shape.get("cutoffs", ()), **ties)
+    head.load_state_dict(plain.state_dict() | {k: v for k, v in head.state_dict().items() if k[:4] in ("dens", "norm")})
+    hidden, targets = torch.randn(2, 40, WIDTH), torch.randint(V, (2, 40))
+    wanted = plain.losses(F.layer_norm(F.gelu(head.dense(hidden)), (WIDTH,), eps=1e-12), targets, 1.3)
+    if kernels:
+        head.static = head.chunked = True
+        monkeypatch.setattr(adaptive_softmax, "TRITON_WORKS", True)
+        monkeypatch.setattr(adaptive_softmax, "cluster_losses", plain_cluster)
+        monkeypatch.setattr(
+            adaptive_softmax, "chunked_losses", lambda h, t, b, y, c: plain_cluster(h, t, b, y, y >= 0, c)
+        )
+    torch.testing.assert_close(head.losses(hidden, targets, 1.3), wanted)
+    own = head.logits(hidden, 1.3).log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+    torch.testing.assert_close(-own, wanted)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from longspan.checkpoints.weights import fill, weights_of
-from longspan.interop.huggingface import KINDS, import_huggingface, make_model
+from longspan.errors import CheckpointError, ConfigError
+from longspan.interop.huggingface import COMPUTED, KINDS, check_computed, import_huggingface, make_model
 from longspan.models.bert import BERT
 from longspan.reading import Reading
 
@@ -63,6 +64,35 @@ def test_gpt(kind: str) -> None:
     compare_gradients(ours, theirs, config.model_type)
 
 
+OTHER: list[tuple[str, str, Any]] = [
+    ("gpt2", "tie_word_embeddings", False),
+    ("gpt2", "activation_function", "relu"),
+    ("gpt2", "layer_norm_epsilon", 1e-6),
+    ("gpt2", "scale_attn_by_inverse_layer_idx", True),
+    ("gpt2", "scale_attn_weights", False),
+    ("openai-gpt", "afn", "relu"),
+    ("bert", "tie_word_embeddings", False),
+    ("bert", "hidden_act", "relu"),
+    ("bert", "layer_norm_eps", 1e-5),
+    ("bert", "is_decoder", True),
+    ("bert", "position_embedding_type", "relative_key"),
+    ("xlnet", "attn_type", "uni"),
+    ("xlnet", "ff_activation", "relu"),
+    ("xlnet", "layer_norm_eps", 1e-5),
+    ("xlnet", "clamp_len", 100),
+    ("xlnet", "bi_data", True),
+]
+
+
+@pytest.mark.parametrize(("kind", "key", "value"), OTHER)
+def test_a_config_that_computes_something_else_is_refused(kind: str, key: str, value: Any) -> None:
+    values = transformers.AutoConfig.for_model(kind, **{key: value}).to_dict() | {key: value}
+    with pytest.raises(ConfigError, match=key):
+        make_model(values, {}, "theirs", None)
+    values[key] = COMPUTED[kind][key][0]
+    check_computed(kind, values, "theirs")
+
+
 @pytest.fixture(scope="module")
 def bert() -> tuple[BERT, Any]:
     config = transformers.BertConfig(**BERT_SHAPE)
@@ -98,6 +128,16 @@ def test_padding_of_bert_is_another_document(bert: tuple[BERT, Any]) -> None:
         torch.testing.assert_close(a[attention > 0], b[attention > 0])
 
 
+def test_the_pair_of_a_single_row_is_its_own() -> None:
+    """The batch has no other text, so none can be called a random one."""
+    config = BERT.Config(vocabulary=50, layers=1, width=8, heads=1, mask=1, classify=2, separator=3)
+    model, tokens = BERT(config), torch.randint(4, 50, (1, 21))
+    made = [model.make_pairs(tokens) for _ in range(20)]
+    assert {int(following) for _, following in made} == {0}
+    assert all((rows[:, 11:20] == tokens[:, 9:18]).all() for rows, _ in made)
+    assert model.training_loss(tokens, tokens)[0].isfinite()
+
+
 def test_what_is_hidden() -> None:
     torch.manual_seed(1)
     config = BERT.Config(vocabulary=1000, layers=1, width=8, heads=1, mask=1, classify=2, separator=3)
@@ -123,14 +163,16 @@ def test_what_is_hidden() -> None:
     assert model.segments_of(rows)[0].tolist() == [0] * (half + 2) + [1] * (120 - half - 2)
 
 
-def test_a_folder_is_imported(tmp_path: Any) -> None:
+@pytest.mark.parametrize("saving", [{}, {"max_shard_size": "8KB"}])
+def test_a_folder_is_imported(tmp_path: Any, saving: dict[str, str]) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = {word: k for k, word in enumerate(["[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxy"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     theirs = transformers.BertForPreTraining(transformers.BertConfig(**BERT_SHAPE)).eval()
-    theirs.save_pretrained(tmp_path)
+    theirs.save_pretrained(tmp_path, **saving)
+    assert (tmp_path / "model.safetensors.index.json").exists() == bool(saving)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     model, found = import_huggingface(tmp_path)
     assert (model.config.mask, model.config.classify, model.config.separator) == (3, 1, 2)
@@ -138,6 +180,10 @@ def test_a_folder_is_imported(tmp_path: Any) -> None:
     with torch.no_grad():
         expected = theirs.bert(ids).last_hidden_state
         torch.testing.assert_close(model.eval().encode(ids)[0][-1], expected, atol=1e-5, rtol=1e-5)
+    if saving:
+        next(tmp_path.glob("model-*.safetensors")).unlink()
+        with pytest.raises(CheckpointError, match="model-0"):
+            import_huggingface(tmp_path)
 
 
 def test_pre_norm_bert_is_that_of_transformers() -> None:

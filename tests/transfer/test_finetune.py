@@ -1,6 +1,7 @@
 """Fine-tuning: it learns, resumes exactly, chooses on dev, and reads test once."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 import longspan
 from longspan.checkpoints.model_folder import load_model
-from longspan.errors import ConfigError
+from longspan.errors import ConfigError, DataError, DataWarning
 from longspan.models.families import create
 from longspan.training import utilisation
 from longspan.training.depth import depths, rate_factors, unfreeze
@@ -19,14 +20,14 @@ from longspan.training.observer import Observer
 from longspan.training.processes import ALONE
 from longspan.training.recipe import TrainingConfig
 from longspan.training.schedules import lr_factor
-from longspan.transfer import finetune as module
 from longspan.transfer.batches import ExampleBatches, rounded
 from longspan.transfer.finetune import finetune, finetune_once, resolve, watchers
 from longspan.transfer.formats import Sequences
-from longspan.transfer.model import TaskModel
+from longspan.transfer.model import TaskConfig, TaskModel
 from longspan.transfer.predict import Ensemble, load_predictor, make_format
 from longspan.transfer.tasks import TaskData, open_task
 from tests.training.conftest import Losses
+from tests.transfer.conftest import BAD, GOOD, REST, sentences, write
 
 FAST = ["model.pooling=concat", "training.batch=6", "training.lr=8e-3"]
 FAST += ["training.validate_every=21", "training.segment=64"]
@@ -116,6 +117,41 @@ def test_test_is_read_once(
     assert again.summary() == summary
 
 
+def test_the_result_is_that_of_the_final_state(base: Path, folder: Path, tmp_path: Path) -> None:
+    """Of the last best/ if a finished run continues, and of the current test file."""
+    task, out = tmp_path / "moods", tmp_path / "run"
+    shutil.copytree(folder, task)
+    sets = [setting for setting in FAST if "validate" not in setting]
+    for epochs in (0.1, 3):
+        result = finetune(base, task, out, overrides=sets, epochs=epochs, resume="auto", device="cpu").summary()
+    assert result["test"] == load_predictor(out / "best").evaluate(open_task(task).test())["accuracy"]
+    scores = [json.loads(line)["metrics"]["accuracy"] for line in (out / "validation.jsonl").read_text().splitlines()]
+    assert result["dev"] == max(scores) > scores[0]
+    swapped = [row | {"label": "bad" if row["label"] == "good" else "good"} for row in sentences(16, seed=2)]
+    write(task / "test.jsonl", swapped)
+    again = finetune(base, task, out, overrides=sets, epochs=3, resume="auto", device="cpu").summary()
+    assert again["test"] == pytest.approx(1 - result["test"])
+
+
+def test_test_rows_without_labels_get_predictions(base: Path, folder: Path, tmp_path: Path) -> None:
+    task, out = tmp_path / "moods", tmp_path / "run"
+    shutil.copytree(folder, task)
+    write(task / "test.jsonl", [{"text": row["text"]} for row in sentences(5, seed=2)])
+    sets = [*FAST, "training.steps=2"]
+    result = finetune(base, task, out, overrides=sets, device="cpu").summary()
+    assert (result["test"], result["predictions"]) == (None, [str(out / "predictions.jsonl")])
+    found = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
+    best = load_predictor(out / "best")
+    assert [row["label"] for row in found] == [one.label for one in best.predict(open_task(task).test())]
+    for labels, words in (([-1] * 3, ["-1", "predictions"]), (["good", None, "bad"], ["row 2", "label"])):
+        rows = [{"text": "a", "label": label} for label in labels]
+        write(task / "test.jsonl", [{k: v for k, v in row.items() if v is not None} for row in rows])
+        with pytest.raises(DataError) as caught:
+            finetune(base, task, tmp_path / "other", overrides=sets, device="cpu")
+        assert all(word in str(caught.value) for word in words)
+        assert not (tmp_path / "other").exists()
+
+
 class StopAt(Observer):
     def __init__(self, step: int) -> None:
         self.step = step
@@ -156,15 +192,95 @@ def test_several_seeds_have_a_mean_and_a_deviation(base: Path, folder: Path, tmp
     assert {path.name for path in (tmp_path / "r").iterdir()} == {"seed-1", "seed-2"}
 
 
-def test_changed_examples_cannot_be_resumed(
-    finished: tuple[Path, dict[str, Any]], base: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_examples_cannot_be_resumed(finished: tuple[Path, dict[str, Any]], base: Path, folder: Path) -> None:
     out, _ = finished
     with pytest.raises(ConfigError, match="seed"):
         finetune(base, folder, out, overrides=FAST, epochs=8, seeds=[7], resume="auto", device="cpu")
-    monkeypatch.setattr(module, "read_result", lambda out: None)
     with pytest.raises(ConfigError, match="seeds"):
         finetune(base, folder, out, seeds=0)
+
+
+REFUSED = [
+    ("bert", "model.lm_weight=0.5", "lm_weight"),
+    ("elmo", "model.lm_weight=0.5", "lm_weight"),
+    ("gpt", "model.lm_weight=0.5 model.frozen=true", "frozen"),
+    ("gpt", "model.frozen=true training.unfreeze_every=3", "unfreeze_every"),
+    ("gpt", "training.batch=[[0,4],[2,8]]", "batch"),
+    ("gpt", "training.segment_jitter=2.0", "segment_jitter"),
+    ("gpt", "data.reverse=true", "model.reverse"),
+    ("gpt", "model.crf=4", "crf"),
+    ("gpt", "training=3", "training"),
+    ("awd-lstm", "model.features=mix", "one width"),
+    ("awd-lstm", "model.features=sum-last-four", "one width"),
+]
+BASES: dict[str, dict[str, Any]] = {"gpt": {"heads": 2}, "bert": {"heads": 2}, "elmo": {"filters": [[1, 8]]}}
+
+
+@pytest.mark.parametrize(("family", "settings", "word"), REFUSED)
+def test_what_cannot_work_is_refused_before_the_start(
+    family: str, settings: str, word: str, folder: Path, tmp_path: Path
+) -> None:
+    shape = BASES.get(family, {"inner": 24})
+    longspan.init(family, device="cpu", layers=2, width=16, **shape).save(tmp_path / "base")
+    with pytest.raises(ConfigError, match=word):
+        finetune(tmp_path / "base", folder, tmp_path / "r", overrides=settings.split(), device="cpu")
+    assert not (tmp_path / "r").exists()
+
+
+LABELS: list[tuple[list[Any], str, str]] = [
+    (["x", "x"], "", "'x'"),
+    (["x", "y", "z"], 'metrics = ["f1"]', "macro-f1"),
+    (["x", "y"], 'metrics = ["pearson"]', "accuracy, f1"),
+    ([["NN"], ["VB"]], "", "accuracy"),
+    ([["O"], ["U-PER"]], "", "U-PER"),
+]
+
+
+@pytest.mark.parametrize(("labels", "given", "word"), LABELS)
+def test_labels_that_do_not_fit_are_refused(
+    labels: list[Any], given: str, word: str, base: Path, tmp_path: Path
+) -> None:
+    tags = isinstance(labels[0], list)
+    rows = [{"words": ["a"], "tags": label} if tags else {"text": "a", "label": label} for label in labels]
+    write(tmp_path / "t" / "train.jsonl", rows * 8)
+    (tmp_path / "t" / "task.toml").write_text(given)
+    with pytest.raises((ConfigError, DataError), match=word):
+        finetune(base, tmp_path / "t", tmp_path / "r", device="cpu")
+
+
+def test_the_folders_of_all_seeds_are_checked_first(base: Path, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "seed-2").mkdir()
+    (tmp_path / "seed-2" / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="seed-2"):
+        finetune(base, folder, tmp_path, overrides=FAST, seeds=2, device="cpu")
+    assert not (tmp_path / "seed-1").exists()
+
+
+@pytest.mark.parametrize("crf", [0, 4])
+def test_sentences_without_room_for_a_tag_are_left_out(base: Path, tmp_path: Path, crf: int) -> None:
+    """A causal tagger reads the words twice and tags the second copy, which may begin after the end."""
+    rows = [{"words": ["ab"], "tags": ["B-X"]}, {"words": ["abcdefgh"] * 3, "tags": ["O", "O", "B-X"]}] * 6
+    write(tmp_path / "t" / "train.jsonl", rows)
+    sets = ["training.steps=2", "training.batch=2", "model.longest=16", f"model.crf={crf}"]
+    with pytest.warns(DataWarning, match="sentences"):
+        result = finetune(base, tmp_path / "t", tmp_path / "r", overrides=sets, device="cpu").summary()
+    assert 0 <= result["dev"] <= 1
+    write(tmp_path / "u" / "train.jsonl", rows[1::2])
+    with pytest.raises(DataError, match="longest"):
+        finetune(base, tmp_path / "u", tmp_path / "s", overrides=sets, device="cpu")
+
+
+def test_elmo_from_scratch_knows_how_tokens_are_spelled(folder: Path, tmp_path: Path) -> None:
+    shape = {"layers": 1, "width": 16, "filters": [[1, 8]]}
+    words = tmp_path / "words.txt"
+    words.write_text("".join(f"{word}\n" for word in ["<unk>", "<eos>", *REST, *GOOD, *BAD]))
+    base = longspan.init("elmo", words, device="cpu", **shape)
+    base.save(tmp_path / "base")
+    sets = ["training.steps=1", "training.batch=2"]
+    finetune(tmp_path / "base", folder, tmp_path / "r", overrides=sets, from_scratch=True, device="cpu")
+    made, loaded = load_predictor(tmp_path / "r").model.base, longspan.load(tmp_path / "base", device="cpu").model
+    assert torch.equal(made.embedding.spelling, loaded.embedding.spelling)
+    assert not torch.equal(made.embedding.projection.weight, loaded.embedding.projection.weight)
 
 
 def test_the_order_of_examples_depends_on_seed_and_pass_only() -> None:
@@ -200,6 +316,25 @@ def test_ulmfit_by_the_papers_formulas(base: Path) -> None:
         unfreeze(model, 4, step)
         frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
         assert frozen == {name for name, depth in depths(model).items() if depth < lowest}
+
+
+SHARES: list[tuple[str, dict[str, Any], dict[str, int]]] = [
+    ("transformer-xl", {"heads": 2}, {"u": 1, "w": 1, "layers.1.up.weight": 2, "classifier.1.weight": 3}),
+    ("bert", {"heads": 2}, {"segments": 0, "embedding_norm.weight": 0, "places.rows": 0, "pooler.weight": 3}),
+    ("xlnet", {"heads": 2}, {"query_start": 0, "layers.0.segments": 1, "layers.1.u": 2, "head.biases.0": 3}),
+    ("elmo", {"filters": [[1, 8]]}, {"embedding.projection.weight": 0, "backward_layers.0.input.weight": 1}),
+    ("elmo", {"filters": [[1, 8]]}, {"backward_layers.1.input.weight": 2, "head.tables.0": 3}),
+]
+
+
+@pytest.mark.parametrize(("family", "shape", "expected"), SHARES)
+def test_a_parameter_has_the_depth_of_the_lowest_layer_it_feeds(
+    family: str, shape: dict[str, Any], expected: dict[str, int]
+) -> None:
+    base = {"layers": 2, "width": 16, "inner": None, **shape}
+    found = depths(TaskModel(TaskConfig(base_family=family, base=base)))
+    named = {name.removeprefix("base."): depth for name, depth in found.items()}
+    assert {name: named[name] for name in expected} == expected
 
 
 def test_an_ensemble_is_the_mean_of_its_members(finished: tuple[Path, dict[str, Any]], folder: Path) -> None:

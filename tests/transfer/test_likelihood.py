@@ -72,16 +72,19 @@ WIKITEXT = """
 
 
 def test_wikitext_as_prose(model: TextModel) -> None:
-    """By hand. Words are tokens with an end of each line, empty ones too."""
+    """By hand, with headings as in lm-eval. Words are tokens with an end of each line, empty ones too."""
     first, second = articles(WIKITEXT)
     expected = [
-        "Robert-<unk>",
+        "= Robert-<unk> =",
+        "",
         "Robert, who was 21.5 years old (in 1,999), said: \"Well-known.\" It's Keats' poem.",
-        "Career",
+        "",
+        "== Career ==",
+        "",
         "It isn't long; 5% of $3.",
     ]
     assert first["text"].splitlines() == expected
-    assert second == {"text": "Second\nShort.", "words": 4 + 1 + 3}
+    assert second == {"text": "= Second =\n\nShort.", "words": 4 + 1 + 3}
     assert first["words"] + second["words"] == sum(len(line.split()) + 1 for line in WIKITEXT.splitlines())
     found = wikitext2(model, [first, second])
     nats = [-one.log_probability for one in likelihoods(model, [("", row["text"]) for row in (first, second)])]

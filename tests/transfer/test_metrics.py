@@ -5,7 +5,18 @@ import random
 import numpy as np
 import pytest
 
-from longspan.transfer.metrics import accuracy, entity_f1, f1, macro_f1, matthews, pearson, spearman
+from longspan.transfer.metrics import (
+    accuracy,
+    compute,
+    entities,
+    entity_f1,
+    f1,
+    is_entity_tag,
+    macro_f1,
+    matthews,
+    pearson,
+    spearman,
+)
 
 TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 
@@ -24,6 +35,22 @@ def test_entities_by_hand() -> None:
     gold = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-LOC", "B-LOC"]]
     predicted = [["B-PER", "I-PER", "O", "B-PER"], ["O", "B-LOC", "I-LOC"]]
     assert entity_f1(gold, predicted) == pytest.approx(2 * 1 / (4 + 3))
+
+
+def test_entities_of_bioes_tags_by_hand() -> None:
+    """Two neighbours of one type, an entity of one word, one of three, and an E- without a beginning."""
+    gold = [["S-PER", "S-PER", "O", "B-LOC", "I-LOC", "E-LOC", "E-LOC"]]
+    assert entities(gold) == {(0, "PER", 0, 0), (0, "PER", 1, 1), (0, "LOC", 3, 5), (0, "LOC", 6, 6)}
+    predicted = [["S-PER", "O", "O", "B-LOC", "I-LOC", "E-LOC", "O"]]
+    assert entity_f1(gold, predicted) == pytest.approx(2 * 2 / (4 + 2))
+    assert [is_entity_tag(tag) for tag in ("O", "E-X", "L-X", "NN", "B-", "B")] == [True, True] + [False] * 4
+
+
+def test_the_positive_class_is_that_of_training() -> None:
+    """Also in a split without it: then nothing is found, and F1 is 0."""
+    assert compute("f1", "single", ["no", "yes"], ["no", "no"], ["no", "no"]) == 0
+    assert compute("f1", "single", ["no", "yes"], ["no", "yes"], ["yes", "yes"]) == pytest.approx(2 / 3)
+    assert compute("accuracy", "tags", ["A", "B"], [["A", "B"], ["A"]], [["A", "A"], ["A"]]) == pytest.approx(2 / 3)
 
 
 @pytest.mark.slow  # takes seconds to import
@@ -45,10 +72,11 @@ def test_correlations_against_scipy() -> None:
 
 
 @pytest.mark.slow
-def test_entities_against_seqeval() -> None:
+@pytest.mark.parametrize("known", [TAGS, [*TAGS, "E-PER", "S-PER", "E-LOC", "S-LOC"]])
+def test_entities_against_seqeval(known: list[str]) -> None:
     """Random tags, invalid sequences such as O I-PER included."""
     seqeval = pytest.importorskip("seqeval.metrics")
     draw = random.Random(5)
     for _ in range(30):
-        gold, predicted = ([draw.choices(TAGS, k=n) for n in (1, 7, 12)] for _ in range(2))
+        gold, predicted = ([draw.choices(known, k=n) for n in (1, 7, 12)] for _ in range(2))
         assert entity_f1(gold, predicted) == pytest.approx(seqeval.f1_score(gold, predicted, zero_division=0))

@@ -3,15 +3,19 @@
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
 from longspan.config import plain
 from longspan.contract import LanguageModel
+from longspan.errors import ConfigError
 from longspan.reading import Reading
+from longspan.text_model import TextModel
 from longspan.tokenizers import ByteTokenizer
 from longspan.transfer.batches import collate
+from longspan.transfer.embed import embed
 from longspan.transfer.features import ScalarMix, combine
 from longspan.transfer.formats import Format
 from longspan.transfer.heads import Pool
@@ -107,11 +111,16 @@ def test_the_loss_of_classes() -> None:
 
 
 def test_the_loss_of_a_similarity_sums_both_orders() -> None:
-    model = make("transformer-xl", kind="similarity", labels=(), low=1.0, high=5.0)
+    values: dict[str, Any] = {"kind": "similarity", "labels": (), "low": 1.0, "high": 5.0}
+    model = make("transformer-xl", texts=("text_a", "text_b"), **values)
     found = loss(model, [Example(("one", "three"), 4.0)])
     bias = model.classifier[-1].bias.float()
     predicted = alone_pool(model, "one\nthree\n") + alone_pool(model, "three\none\n") - bias
     torch.testing.assert_close(found, ((predicted - 0.75) ** 2).mean())
+    single = make("transformer-xl", texts=("text",), **values)
+    found = loss(single, [Example(("one",), 4.0), Example(("three",), 1.0)])
+    predicted = torch.cat([alone_pool(single, "one\n"), alone_pool(single, "three\n")])
+    torch.testing.assert_close(found, ((predicted - torch.tensor([0.75, 0.0])) ** 2).mean())
 
 
 def alone_pool(model: TaskModel, text: str) -> torch.Tensor:
@@ -153,6 +162,50 @@ def test_combinations_of_layers() -> None:
         mix.gamma.fill_(2.0)
     e = torch.e
     assert mix(hidden)[0, 0, 0].item() == pytest.approx(2 * (0 + 1 + 2 + 3 + 4 + 5 * e) / (5 + e))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "features", "width"),
+    [
+        ("awd-lstm", {"inner": 24}, "second-to-last", 24),
+        ("awd-lstm", {"inner": 24}, "last", 16),
+        ("universal", {"heads": 2, "layers": 1, "steps": 5}, "concat-last-four", 64),
+        ("universal", {"heads": 2, "layers": 1, "steps": 3}, "mix", 16),
+    ],
+)
+def test_features_have_the_width_of_their_layers(name: str, shape: dict, features: str, width: int) -> None:
+    base = build(name, {"vocabulary": 256, "layers": 2, "width": 16, "segment": 32} | shape)
+    model = wrap(base, name, features=features)
+    assert model.width == width
+    assert loss(model, [Example(("one",), "0")]).isfinite()
+
+
+def test_texts_are_embedded_with_the_features_of_the_task() -> None:
+    """Of a bidirectional model, and with the weights of a mix. Other models have none."""
+    base = build("bert", {"vocabulary": 256, "layers": 2, "width": 16, "heads": 2, "positions": 128})
+    model = wrap(base, "bert", features="mix").float()
+    hidden, _ = model.base.encode(torch.tensor([list(b"some")]))
+    weights = model.mix.scores.exp() / model.mix.scores.exp().sum()
+    expected = model.mix.gamma * sum(w * h for w, h in zip(weights, hidden, strict=True))
+    (found,) = embed(TextModel(model, ByteTokenizer()), ["some"], "mix", "none")
+    np.testing.assert_allclose(found, expected[0].detach(), rtol=1e-5)
+    plain_model = TextModel(model.base, ByteTokenizer())
+    with pytest.raises(ConfigError, match="features=mix"):
+        embed(plain_model, ["some"], "mix")
+    np.testing.assert_allclose(embed(plain_model, ["some"], "1", "none")[0], hidden[1][0].detach(), rtol=1e-5)
+
+
+def test_features_of_layers_of_different_widths() -> None:
+    base = build("awd-lstm", {"vocabulary": 256, "layers": 3, "width": 16, "inner": 24, "segment": 8})
+    model = TextModel(base.eval(), ByteTokenizer())
+    assert [embed(model, ["some text"], layer)[0].shape for layer in ("0", "1", "second-to-last")] == [
+        (16,),
+        (24,),
+        (24,),
+    ]
+    for layer in ("sum", "concat-last-four"):
+        with pytest.raises(ConfigError, match="one width"):
+            embed(model, ["some text"], layer)
 
 
 def test_a_frozen_model_trains_the_classifier_only() -> None:

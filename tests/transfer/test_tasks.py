@@ -26,6 +26,7 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
         ({"text": "a", "label": 1}, "single", ("a",), "1"),
         ({"premise": "a", "hypothesis": "b", "label": "no"}, "pair", ("a", "b"), "no"),
         ({"text_a": "a", "text_b": "b", "score": 2.5}, "similarity", ("a", "b"), 2.5),
+        ({"text": "a", "score": "2.5"}, "similarity", ("a",), 2.5),
         ({"premise": "a", "choice1": "b", "choice2": "c", "label": 1}, "choice", ("a", "b", "c"), 1),
         ({"words": ["a", "b"], "tags": ["O", "B-X"]}, "tags", ("a", "b"), ("O", "B-X")),
     ],
@@ -68,13 +69,49 @@ def test_a_task_file_overrides_what_the_keys_say(tmp_path: Path) -> None:
         ({"words": ["a", "b"], "tags": ["O"]}, ["2 words", "1 tags"]),
         ({"premise": "a", "choice1": "b", "choice2": "c", "label": 2}, ["label=2"]),
         ({"text_a": "a", "text_b": "b", "score": "high"}, ["score='high'"]),
+        ({"text_a": "a", "text_b": "b", "score": "nan"}, ["score='nan'"]),
+        ({"text_a": "a", "text_b": "b", "score": 10**400}, ["score=1000"]),
+        ({"words": 5, "tags": ["O"]}, ["row 1", "words=5"]),
+        ({"words": {"a": 1}, "tags": ["O"]}, ["words={'a': 1}"]),
+        ({"words": ["a", ["b"]], "tags": ["O", "O"]}, ["words=['a', ['b']]"]),
+        ({"words": ["a"], "tags": 5}, ["tags=5"]),
+        ({"words": ["a"], "tags": [None]}, ["tags=[None]"]),
+        ({"text": "a", "label": [1]}, ["label=[1]"]),
+        ({"text": "a", "label": float("nan")}, ["label=nan"]),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, row: dict, words: list[str]) -> None:
-    write(tmp_path / "train.jsonl", [row])
+    write(tmp_path / "train.jsonl", [row, row])
     with pytest.raises(DataError) as caught:
         _ = open_task(tmp_path).train
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ("text,label\none,x\none,two,x\n", ["row 2", "3 fields", "2 columns"]),
+        ("text,text,label\na,b,x\n", ["two columns", "'text'"]),
+        ("1,2,label\na,b,x\n", ["text_a"]),
+        ("text,label\na,x\n", ["1 row", "at least 2"]),
+    ],
+)
+def test_a_bad_table_is_named(tmp_path: Path, table: str, words: list[str]) -> None:
+    (tmp_path / "train.csv").write_text(table)
+    with pytest.raises((DataError, ConfigError)) as caught:
+        _ = open_task(tmp_path).train
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_a_field_of_a_table_may_be_long(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text(f"text,label\n{'word ' * 40_000},x\na,y\n")
+    assert {len(example.texts[0]) for example in (*open_task(tmp_path).train, *open_task(tmp_path).dev)} == {1, 200_000}
+
+
+def test_numbers_and_their_names_are_one_class(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", [{"text": "a", "label": label} for label in (1, "1", 1.0, 1.5, "1.5")])
+    data = open_task(tmp_path)
+    assert {example.label for example in (*data.train, *data.dev)} == {"1", "1.5"}
 
 
 def test_unknown_shapes_and_names_are_refused(tmp_path: Path) -> None:

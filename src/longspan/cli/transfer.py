@@ -31,7 +31,9 @@ Source = Annotated[
     typer.Option("--from", metavar="FOLDER", help="Install a known task from the packed files in this folder."),
 ]
 Texts = Annotated[list[str], typer.Option("--text", "-t", metavar="TEXT", help="A text; repeat it for several.")]
-Rows = Annotated[Path | None, typer.Option("--data", metavar="FILE", help="Rows as .jsonl or .csv, as in the task.")]
+Rows = Annotated[
+    Path | None, typer.Option("--data", metavar="FILE", help="Rows as .jsonl or .csv; - reads standard input.")
+]
 
 
 def finetune(
@@ -59,23 +61,27 @@ def finetune(
     threads: Threads = 0,
 ) -> None:
     """Train a classifier or tagger on a task and score dev and test."""
-    from longspan.transfer.finetune import finetune
+    from longspan.transfer.finetune import Interrupted, finetune
 
     where = machine(device, "auto", threads)
     note_bundled(model)
-    result = finetune(
-        model,
-        task,
-        out,
-        source=source,
-        recipe=recipe,
-        overrides=set_,
-        epochs=epochs,
-        seeds=seeds,
-        resume=resume,
-        from_scratch=from_scratch,
-        device=where.device,
-    )
+    try:
+        result = finetune(
+            model,
+            task,
+            out,
+            source=source,
+            recipe=recipe,
+            overrides=set_,
+            epochs=epochs,
+            seeds=seeds,
+            resume=resume,
+            from_scratch=from_scratch,
+            device=where.device,
+        )
+    except Interrupted as stopped:
+        print(stopped, file=sys.stderr)
+        raise typer.Exit(128 + int(stopped.signal)) from None
     values = result.summary()
     if json:
         print_json(values)
@@ -87,6 +93,8 @@ def finetune(
             rows[split] = f"{values[split]:.4f}{deviation}"
             others = {k: v for k, v in values[f"{split}_metrics"].items() if k != values["metric"]}
             rows |= {f"{split} {name}": value for name, value in others.items()}
+    if "predictions" in values:
+        rows["test"] = f"has no labels; predictions: {', '.join(values['predictions'])}"
     print_rows(rows)
 
 
@@ -101,18 +109,13 @@ def predict(
     threads: Threads = 0,
 ) -> None:
     """Label texts with a fine-tuned model. Prints one JSON object per line: label, and probabilities of classes."""
-    from longspan.transfer.predict import Ensemble, load_predictor
+    from longspan.transfer.predict import Ensemble, as_row, load_predictor
 
     where = machine(device, "auto", threads)
     members = [load_predictor(path, device=where.device) for path in (model, *others)]
     predictor = Ensemble(members) if others else members[0]
-    labels, kind = predictor.config.labels, predictor.config.kind
     for found in predictor.predict(_examples(predictor.task, text, data)):
-        values: dict[str, Any] = {"label": list(found.label) if isinstance(found.label, tuple) else found.label}
-        if found.probabilities:
-            names = labels if kind != "choice" else [str(k) for k in range(len(found.probabilities))]
-            values["probabilities"] = dict(zip(names, found.probabilities, strict=True))
-        sys.stdout.write(json_module.dumps(values, ensure_ascii=False) + "\n")
+        sys.stdout.write(json_module.dumps(as_row(predictor.config, found), ensure_ascii=False) + "\n")
 
 
 def embed(
@@ -122,7 +125,8 @@ def embed(
     text: Texts = [],  # noqa: B006
     data: Rows = None,
     layer: Annotated[
-        str, typer.Option("--layer", help="0 (embedding) to the number of layers, last, sum, concat-last-four, ...")
+        str,
+        typer.Option("--layer", help="0 (embedding) to the number of layers, last, concat-last-four, mix, ..."),
     ] = "last",
     pooling: Annotated[
         str, typer.Option("--pooling", help="mean, last, concat, or none: a vector per token.")
@@ -165,7 +169,9 @@ def evaluate_tasks(
     where = machine(device, dtype, threads)
     loaded = load(model, device=where.device, dtype=where.dtype, **given_settings(memory=memory, pointer=pointer))
     note_bundled(model)
-    found = evaluate_tasks(loaded, tasks.split(","), source=source, limit=limit)
+    found = evaluate_tasks(
+        loaded, [name.strip() for name in tasks.split(",") if name.strip()], source=source, limit=limit
+    )
     if json:
         print_json(found)
         return
@@ -177,18 +183,18 @@ def evaluate_tasks(
 
 def _examples(task: "Task", texts: list[str], data: Path | None) -> "list[Example]":
     """Examples without labels from --text or --data."""
-    from longspan.transfer.tasks.opened import rows_of
+    from longspan.transfer.tasks.opened import rows_of, rows_of_input
 
     if bool(texts) == (data is not None):
         raise ConfigError("give texts with --text, or a file with --data, and not both")
     if data is None:
-        if task.kind not in ("single", "tags"):
+        if len(task.texts) > 1:
             raise ConfigError(f"a task of kind {task.kind!r} has several texts per row; give them with --data FILE")
         rows: Any = [{task.texts[0]: text} for text in texts]
     else:
-        rows = rows_of(data)
-    name = data.name if data is not None else "--text"
+        rows = rows_of(data) if str(data) != "-" else rows_of_input()
+    name = "--text" if data is None else "standard input" if str(data) == "-" else data.name
     found = [task.example(row, f"{name}, row {k}", labelled=False) for k, row in enumerate(rows, start=1)]
     if not found:
-        raise DataError(f"{data} has no rows; give at least one")
+        raise DataError(f"{name} has no rows; give at least one")
     return found

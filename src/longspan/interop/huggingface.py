@@ -1,5 +1,6 @@
 """Import GPT, GPT-2, BERT and XLNet of `transformers`: their config.json and safetensors in longspan's names."""
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,16 @@ from longspan import config as configs
 from longspan.checkpoints.manifest import read_json
 from longspan.checkpoints.weights import fill, parse_weights, weights_of
 from longspan.contract import LanguageModel
-from longspan.errors import CheckpointError, DataError, UnknownNameError
+from longspan.errors import CheckpointError, ConfigError, DataError, UnknownNameError
 from longspan.models.families import create, family
 from longspan.reading import Reading
 from longspan.shapes import Tensor
 from longspan.tokenizers import SubwordTokenizer, Tokenizer
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+INDEX = "model.safetensors.index.json"
+TRANSFO_XL = "transfo-xl"
+"""Imported by transfo_xl.py. The authors' code saves no model type."""
 Values = Mapping[str, Any]
 Change = Callable[[Tensor], Tensor]
 
@@ -132,13 +136,43 @@ SPECIAL = {"bert": {"mask": "[MASK]", "classify": "[CLS]", "separator": "[SEP]"}
 OPTIONAL = {"bert": ("pooler.", "next_sentence.", "head."), "xlnet": ("query_start", "head.biases")}
 """Weights that a file may lack."""
 
+_TIED = {"tie_word_embeddings": (True,), "add_cross_attention": (False,), "is_decoder": (False,)}
+_GPT = {"layer_norm_epsilon": (1e-5,), "scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,)}
+_TANH = ("gelu_new", "gelu_pytorch_tanh")
+_XLNET = {"ff_activation": ("gelu",), "attn_type": ("bi",), "layer_norm_eps": (1e-12,), "clamp_len": (-1, 0)}
+_XLNET |= {"bi_data": (False,), "untie_r": (True,), "reuse_len": (0,)}
+_BERT = {"hidden_act": ("gelu", "gelu_python"), "layer_norm_eps": (1e-12,), "position_embedding_type": ("absolute",)}
+COMPUTED: dict[str, dict[str, tuple[Any, ...]]] = {
+    "gpt2": _TIED | _GPT | {"activation_function": _TANH},
+    "openai-gpt": _TIED | _GPT | {"afn": ("gelu", "gelu_new")},
+    "bert": _TIED | _BERT,
+    "xlnet": _TIED | _XLNET,
+}
+"""Keys that change what a model computes, and the values that ours computes. A key may be missing."""
 
-def kind_of(folder: Path) -> str | None:
-    """The model type of a folder of `transformers`, or None if it has no config.json."""
-    if not (folder / CONFIG).is_file():
-        return None
-    found = read_json((folder / CONFIG).read_bytes(), str(folder / CONFIG)).get("model_type")
-    return found if isinstance(found, str) else None
+
+def check_computed(kind: str, values: Values, where: str) -> None:
+    """An error for a config whose model computes something that ours does not."""
+    for key, known in COMPUTED[kind].items():
+        value = values.get(key)
+        if value is not None and value not in known:
+            shown = " or ".join(json.dumps(one) for one in known)
+            raise ConfigError(f"{where} has {key}={json.dumps(value)}; longspan imports {kind} only with {shown}")
+
+
+def kind_of(source: Path) -> str | None:
+    """The model type of a folder of `transformers`; None without a config. Types that longspan does not import are
+    errors."""
+    if not source.exists():
+        raise CheckpointError(f"there is no {source} to import; give a folder of transformers or a file of weights")
+    if not (source / CONFIG).is_file():
+        if source.is_dir() and not any(path.suffix in (".safetensors", ".bin") for path in source.iterdir()):
+            raise CheckpointError(f"{source} has no weights; give a folder that save_pretrained of transformers wrote")
+        return None  # the config of a Transformer-XL can be named separately
+    found = read_json((source / CONFIG).read_bytes(), str(source / CONFIG)).get("model_type", TRANSFO_XL)
+    if found not in (*KINDS, TRANSFO_XL):
+        raise UnknownNameError("model type that longspan imports", str(found), (*KINDS, TRANSFO_XL))
+    return str(found)
 
 
 def make_model(values: Values, tensors: Mapping[str, Tensor], where: str, tokenizer: Tokenizer | None) -> LanguageModel:
@@ -146,6 +180,7 @@ def make_model(values: Values, tensors: Mapping[str, Tensor], where: str, tokeni
     kind = str(values.get("model_type"))
     if kind not in KINDS:
         raise UnknownNameError("model type that longspan imports", kind, KINDS)
+    check_computed(kind, values, where)
     describe, convert = KINDS[kind]
     try:
         name, made, segment = describe(values)
@@ -166,13 +201,28 @@ def make_model(values: Values, tensors: Mapping[str, Tensor], where: str, tokeni
     return model.eval()
 
 
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """The tensors of model.safetensors, or of all files that its index names."""
+    if (folder / WEIGHTS).is_file():
+        return parse_weights((folder / WEIGHTS).read_bytes(), str(folder / WEIGHTS))
+    if not (folder / INDEX).is_file():
+        raise CheckpointError(f"{folder} has no {WEIGHTS}; save it again with safe_serialization=True")
+    places = read_json((folder / INDEX).read_bytes(), str(folder / INDEX)).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise CheckpointError(f"{folder / INDEX} has no weight_map; it is damaged")
+    tensors: dict[str, Tensor] = {}
+    for name in sorted(set(places.values())):
+        if Path(name).name != name or not (folder / name).is_file():
+            raise CheckpointError(f"{folder} has no {name!r:.80}, which its {INDEX} names; download it too")
+        tensors |= parse_weights((folder / name).read_bytes(), str(folder / name))
+    return tensors
+
+
 def import_huggingface(folder: Path, tokenizer: Tokenizer | None = None) -> tuple[LanguageModel, Tokenizer]:
     """The model and the tokenizer of a folder of `transformers` with safetensors. Default `tokenizer`: that of the
     folder's tokenizer.json."""
     values = read_json((folder / CONFIG).read_bytes(), str(folder / CONFIG))
-    if not (folder / WEIGHTS).is_file():
-        raise CheckpointError(f"{folder} has no {WEIGHTS}; save it again with safe_serialization=True")
-    tensors = parse_weights((folder / WEIGHTS).read_bytes(), str(folder / WEIGHTS))
+    tensors = read_tensors(folder)
     if tokenizer is None:
         if not (folder / TOKENIZER).is_file():
             raise DataError(f"{folder} has no {TOKENIZER}; save the tokenizer there, or name one with --tokenizer")

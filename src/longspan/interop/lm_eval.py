@@ -5,9 +5,9 @@ lm-eval finds no models of other packages, so this module calls its `simple_eval
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -139,6 +139,22 @@ def local_task(name: str, path: Path) -> dict[str, Any]:
     return task | {"dataset_kwargs": {"data_files": {"test": str(path.resolve())}}}
 
 
+@contextmanager
+def without_commit(evaluator: Any) -> Iterator[None]:
+    """lm-eval does not ask git for the commit of the current folder: it is of no use, and outside of a repository git
+    prints `fatal: ...`."""
+    name = "get_git_commit_hash"
+    before = vars(evaluator).get(name)
+    setattr(evaluator, name, lambda: None)
+    try:
+        yield
+    finally:
+        if before is None:
+            delattr(evaluator, name)
+        else:
+            setattr(evaluator, name, before)
+
+
 def evaluate(
     model: TextModel,
     tasks: Sequence[str],
@@ -163,8 +179,7 @@ def evaluate(
     for task in chosen:
         if isinstance(task, str) and not manager.match_tasks([task]):
             raise ConfigError(f"lm-eval has no task called {task!r}; for a local file write {task}=FILE.jsonl")
-    # The commit of the current folder is of no use, and outside of a repository git prints `fatal: ...`.
-    with mock.patch.object(lm_eval.evaluator, "get_git_commit_hash", create=True, return_value=None):
+    with without_commit(lm_eval.evaluator):
         results: dict[str, Any] | None = lm_eval.simple_evaluate(
             LongspanLM(model, batch_size=batch_size),
             tasks=chosen,

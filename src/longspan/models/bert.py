@@ -32,7 +32,7 @@ from longspan.nn.embedding import AdaptiveEmbedding
 from longspan.nn.learned_positions import LearnedPositions
 from longspan.nn.model_config import require
 from longspan.nn.precision import wide
-from longspan.nn.whole_batch import random_rows, row_before
+from longspan.nn.whole_batch import has_several_rows, random_rows, row_before
 from longspan.nn.window_transformer import WindowTransformer
 from longspan.shapes import Bool, Float, Int, Tensor
 
@@ -68,8 +68,8 @@ class MaskedHead(AdaptiveSoftmax):
         super().__init__(embedding, *given, **more)
         self.dense, self.norm = nn.Linear(embedding.width, embedding.width), nn.LayerNorm(embedding.width, eps=1e-12)
 
-    def _scores(self, hidden: Float[Tensor, "... D"], cluster: int, temperature: float) -> Float[Tensor, "... E"]:
-        return super()._scores(self.norm(F.gelu(self.dense(hidden))), cluster, temperature)
+    def transform(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+        return self.norm(F.gelu(self.dense(hidden)))
 
 
 class BERT(WindowTransformer):
@@ -194,7 +194,8 @@ class BERT(WindowTransformer):
         T = tokens.shape[1]
         half = (T - 3) // 2
         first, second = tokens[:, :half], tokens[:, half : T - 3]
-        random = random_rows(tokens[:, 0]) < 0.5
+        # A batch of one row has no other text, so the second half is always its own.
+        random = (random_rows(tokens[:, 0]) < 0.5) & has_several_rows(tokens)
         second = torch.where(random[:, None], row_before(second), second)
         mark = torch.full_like(tokens[:, :1], self.config.separator)
         rows = torch.cat([torch.full_like(mark, self.config.classify), first, mark, second, mark], dim=1)

@@ -43,6 +43,11 @@ class UniversalConfig(TransformerConfig):
         require(0 < self.threshold <= 1, f"model.threshold={self.threshold} must be above 0 and at most 1")
         require(self.ponder >= 0, f"model.ponder={self.ponder} must not be negative")
 
+    @property
+    def feature_widths(self) -> list[int]:
+        """The widths of the embedding and of the state after every step."""
+        return [self.width] * (self.steps + 1)
+
 
 class Universal(WindowModel):
     Config: ClassVar[type] = UniversalConfig

@@ -53,6 +53,10 @@ class AdaptiveSoftmax(Head):
             self.cluster_weight = nn.Parameter(torch.empty(len(cutoffs), embedding.tables[0].shape[1]))
             self.cluster_bias = nn.Parameter(torch.zeros(len(cutoffs)))
 
+    def transform(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+        """What every softmax reads, of the last hidden states. Here: the states themselves."""
+        return hidden
+
     def _scores(self, hidden: Float[Tensor, "... D"], cluster: int, temperature: float) -> Float[Tensor, "... E"]:
         """Scores of the tokens of a cluster divided by the temperature; after those of cluster 0 come the entries of
         the other clusters. In float32 or wider, because probabilities are computed from them."""
@@ -76,6 +80,7 @@ class AdaptiveSoftmax(Head):
 
     def logits(self, hidden: Float[Tensor, "B T D"], temperature: float = 1.0) -> Float[Tensor, "B T V"]:
         """Scores of every token, at least float32; with clusters they are log-probabilities."""
+        hidden = self.transform(hidden)
         head = self._scores(hidden, 0, temperature)
         if len(self.clusters) == 1:
             return head
@@ -92,6 +97,7 @@ class AdaptiveSoftmax(Head):
     ) -> Float[Tensor, "B T"]:
         """Negative log-probability of each target in nats, in token order; at least float32."""
         self._check_targets(targets)
+        hidden = self.transform(hidden)
         static = hidden.is_cuda if self.static is None else self.static
         if static and (len(self.clusters) > 1 or self.chunked):
             return self._static_losses(hidden.flatten(0, 1), targets.flatten(), temperature).view(targets.shape)

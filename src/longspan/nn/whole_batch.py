@@ -83,6 +83,12 @@ def row_before(own: Int[Tensor, "B ..."]) -> Int[Tensor, "B ..."]:
     return torch.cat([rows[here.rank - 1][-1:], own[:-1]])
 
 
+def has_several_rows(own: Tensor) -> bool:
+    """Whether the whole batch has more than one row."""
+    here = division()
+    return len(own) * (1 if here is None else here.size) > 1
+
+
 def mean_of_marked(total: Float[Tensor, ""], marks: Bool[Tensor, "..."]) -> Float[Tensor, ""]:
     """The mean of some values from their sum and their marks; 0 if there are none. In a divided batch, the mean of the
     results over processes is that of the whole batch."""

@@ -4,17 +4,22 @@ import re
 
 from torch import nn
 
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-_INPUT = re.compile(r"(?:^|\.)(embedding|places|segments)\.")
+_LAYER = re.compile(r"(?:^|\.)(?:backward_)?layers\.(\d+)\.")
+_INPUT = re.compile(r"(?:^|\.)(embedding|embedding_norm|places|segments|query_start)(?:\.|$)")
+_SHARED = re.compile(r"^(?:base\.)?(u|w|halting)(?:\.|$)")
 
 
 def depths(model: nn.Module) -> dict[str, int]:
-    """The depth of every parameter by name: 0 for the embedding, 1 for the first layer, and one more than the last
-    layer for everything else, such as the classifier of a task."""
+    """The depth of every parameter by name, that of the lowest layer it feeds: 0 for the embedding, 1 for the first
+    layer and for what all layers share, and one more than the last layer for everything else, such as the classifier
+    of a task."""
     names = [name for name, _ in model.named_parameters()]
     found = {name: int(match[1]) + 1 for name in names if (match := _LAYER.search(name))}
     above = max(found.values(), default=0) + 1
-    return {name: found.get(name, 0 if _INPUT.search(name) else above) for name in names}
+    for name in names:
+        if name not in found:
+            found[name] = 0 if _INPUT.search(name) else 1 if _SHARED.search(name) else above
+    return found
 
 
 def rate_factors(model: nn.Module, decay: float, embedding: float = 1.0) -> dict[str, float]:

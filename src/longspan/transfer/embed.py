@@ -9,11 +9,13 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
+from longspan.contract import LanguageModel
 from longspan.data.cache import write_atomic
 from longspan.errors import ConfigError, DataError
 from longspan.text_model import TextModel
 from longspan.transfer.features import combine
 from longspan.transfer.heads import Pool
+from longspan.transfer.model import TaskModel
 
 Pooling = Literal["last", "mean", "concat", "none"]
 SUFFIXES = (".npy", ".safetensors")
@@ -25,7 +27,8 @@ def embed(
     """A vector per text, or with pooling "none" an array [tokens, width] per text.
 
     `layer` is a number (0: the embedding, -1: the last layer), or one of `transfer.features`: last, second-to-last,
-    sum, sum-last-four, concat-last-four. A text of any length is read through the model's memory.
+    sum, sum-last-four, concat-last-four, or mix with the weights that a fine-tuned model has learned. A text of any
+    length is read through the model's memory.
     """
     if pooling not in ("last", "mean", "concat", "none"):
         raise ConfigError(f"pooling={pooling!r:.40} must be last, mean, concat or none")
@@ -43,7 +46,7 @@ def _embed(model: TextModel, text: str, layer: str, pooling: str) -> NDArray[np.
         state = language_model.initial_state(1, trainable=False)
         for part in tokens.split(state.reading.segment, dim=1):
             hidden, state = language_model.encode(part, state)
-            pieces.append(_choose(hidden, layer).float())
+            pieces.append(_choose(language_model, hidden, layer).float())
         found = torch.cat(pieces, dim=1)
         if pooling != "none":
             pool = Pool.empty(1, found.shape[-1], found)
@@ -51,7 +54,11 @@ def _embed(model: TextModel, text: str, layer: str, pooling: str) -> NDArray[np.
     return found[0].cpu().numpy()
 
 
-def _choose(hidden: tuple[torch.Tensor, ...], layer: str) -> torch.Tensor:
+def _choose(model: LanguageModel, hidden: tuple[torch.Tensor, ...], layer: str) -> torch.Tensor:
+    if layer == "mix":
+        if not isinstance(model, TaskModel) or model.mix is None:
+            raise ConfigError("layer='mix' needs the weights of a run with finetune --set model.features=mix")
+        return model.mix(hidden)
     try:
         number = int(layer)
     except ValueError:

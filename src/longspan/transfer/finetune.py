@@ -6,7 +6,6 @@ in result.json.
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +18,9 @@ from longspan import config
 from longspan.bundled import model_path
 from longspan.checkpoints.manifest import Verified
 from longspan.checkpoints.model_folder import TOKENIZER, Loaded, load_model, reading_of
-from longspan.checkpoints.store import write_file
-from longspan.contract import LanguageModel
 from longspan.device import find_device
-from longspan.errors import CheckpointError, ConfigError
-from longspan.models.families import create, name_of
+from longspan.errors import ConfigError
+from longspan.models.families import create, name_of, outline
 from longspan.tokenizers import Tokenizer, tokenizer_from_json
 from longspan.training import run
 from longspan.training.launch import launched
@@ -37,12 +34,13 @@ from longspan.training.observers.tensorboard import TensorBoard
 from longspan.training.processes import Processes
 from longspan.training.recipe import SETTINGS, Recipe, build_recipe, find_recipe, value_at
 from longspan.transfer.batches import ExampleBatches
+from longspan.transfer.checks import check_labels, check_run, check_settings, with_words
 from longspan.transfer.formats import Sequences
 from longspan.transfer.model import TaskModel
-from longspan.transfer.predict import Predictor, load_predictor, make_format
+from longspan.transfer.predict import Predictor, make_format
+from longspan.transfer.results import RemoveResult, read_result, write_result
 from longspan.transfer.tasks import Example, TaskData, open_task
 
-RESULT = "result.json"
 EPOCHS = 3.0
 VALIDATIONS, SAVES = 20, 4
 """How often a run is validated and saved, if the recipe does not say."""
@@ -108,7 +106,8 @@ class Result:
     seeds: tuple[int, ...]
     dev: tuple[Mapping[str, float], ...]
     test: tuple[Mapping[str, float], ...]
-    finished: bool = True
+    predictions: tuple[str, ...] = ()
+    """Files with the predictions of test rows without labels, one per seed."""
 
     def summary(self) -> dict[str, Any]:
         """Means, and standard deviations of several seeds."""
@@ -119,7 +118,19 @@ class Result:
             values[f"{split}_std"] = stdev(first) if len(first) > 1 else None
             values[f"{split}_metrics"] = {name: mean(s[name] for s in found) for name in found[0]} if found else {}
             values[f"{split}_per_seed"] = first
-        return values
+        return values | ({"predictions": list(self.predictions)} if self.predictions else {})
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run that a signal stopped. Its checkpoint is saved."""
+
+    def __init__(self, outcome: run.Outcome) -> None:
+        assert outcome.interrupted is not None
+        self.signal = outcome.interrupted
+        super().__init__(
+            f"stopped by {self.signal.name} and saved at step {outcome.step} in {outcome.out}; "
+            "continue with the same command and --resume auto"
+        )
 
 
 def finetune(
@@ -148,17 +159,26 @@ def finetune(
         raise ConfigError(f"seeds={seeds} must be at least 1, or different numbers")
     data, where, out = open_task(task, source), find_device(device), Path(out)
     base = load_model(model_path(model))
-    dev, test = [], []
+    plans: list[tuple[Path, Recipe]] = []
     for seed in chosen:
         folder = out if len(chosen) == 1 else out / f"seed-{seed}"
-        made = resolve(base, data, recipe, overrides, epochs=epochs, seed=seed, task=str(task))
+        made = resolve(base, data, recipe, overrides, epochs=epochs, seed=seed, task=str(task), device=where)
         if not from_scratch:
             path = str(model_path(model).resolve())
             made = dataclasses.replace(made, training=dataclasses.replace(made.training, init_from=path))
+        plans.append((folder, made))
+    check_labels(data, plans[0][1].model.labels)
+    check_settings(plans[0][1])
+    for folder, made in plans:
+        check_run(made, folder, resume)
+    data.check_test(plans[0][1].model.labels)
+    dev, test, predictions = [], [], []
+    for folder, made in plans:
         found = finetune_once(made, data, folder, base.tokenizer, resume=resume, device=where)
         dev.append(found["dev"])
         test += [found["test"]] if found.get("test") else []
-    return Result(data.task.name, data.task.metric, tuple(chosen), tuple(dev), tuple(test))
+        predictions += [str(folder / found["predictions"])] if found.get("predictions") else []
+    return Result(data.task.name, data.task.metric, tuple(chosen), tuple(dev), tuple(test), tuple(predictions))
 
 
 def resolve(
@@ -170,12 +190,19 @@ def resolve(
     epochs: float | None = None,
     seed: int = 1,
     task: str = "",
+    device: torch.device | str = "cpu",
 ) -> Recipe:
     """The recipe of a run: that of the file with the model, the task, the seed and the number of steps filled in."""
-    given = config.merge(config.read_toml(find_recipe(recipe)), config.parse_overrides(overrides))
+    changes = config.parse_overrides(overrides)
+    given = config.merge(config.read_toml(find_recipe(recipe)), changes)
+    if "data" in changes:
+        raise ConfigError("keys of data have no effect on a task; leave them out (model.reverse reads texts backwards)")
+    for table in ("model", "training"):
+        if not isinstance(given.get(table, {}), dict):
+            raise ConfigError(f"{table}={given[table]!r:.40} must be a table; set its keys, such as {table}.KEY=VALUE")
     model, training = dict(given.get("model", {})), dict(given.get("training", {}))
     batch = training.get("batch", 16)
-    limits = {"steps", "tokens", "seconds"} & set(config.parse_overrides(overrides).get("training", {}))
+    limits = {"steps", "tokens", "seconds"} & set(changes.get("training", {}))
     if epochs is not None and epochs <= 0:
         raise ConfigError(f"epochs={epochs} must be above 0")
     if isinstance(batch, int) and batch > 0 and (epochs is not None or not limits):
@@ -190,19 +217,22 @@ def resolve(
         described, family = base.model.config.base_config, base.model.config.base_family
     else:
         family = name_of(base.model)
-    training.setdefault("cuda_graph", suits_graphs(base.model, model, training))
     model |= {"family": "task", "base_family": family, "base": config.plain(described)}
     model |= {"vocabulary": described.vocabulary, "task": data.task.name, **labels_of(data)}
     values: dict[str, Any] = {**given, "model": model, "training": {"seed": seed, **reading, **training}}
     values["data"] = {"corpus": str(Path(task).resolve()) if Path(task).is_dir() else data.task.name}
-    return build_recipe(values, f"finetune-{data.task.name}")
+    made = build_recipe(values, f"finetune-{data.task.name}")
+    if "cuda_graph" not in training and suits_graphs(made, device):
+        made = dataclasses.replace(made, training=dataclasses.replace(made.training, cuda_graph=True))
+    return made
 
 
-def suits_graphs(base: LanguageModel, model: Mapping[str, Any], training: Mapping[str, Any]) -> bool:
+def suits_graphs(recipe: Recipe, device: torch.device | str) -> bool:
     """Whether steps can be captured in CUDA graphs. Short texts are launch-bound without."""
-    inner = base.base if isinstance(base, TaskModel) else base
-    varies = model.get("crf") or training.get("unfreeze_every") or training.get("checkpoint_activations")
-    return inner.hints.graph_safe and not varies and not launched()
+    training = recipe.training
+    varies = training.unfreeze_every or training.checkpoint_activations or launched()
+    on_gpu = torch.device(device).type == "cuda"
+    return on_gpu and not varies and outline(recipe.family, recipe.model).hints.graph_safe
 
 
 def labels_of(data: TaskData) -> dict[str, Any]:
@@ -235,19 +265,21 @@ def finetune_once(
         torch.manual_seed(recipe.training.seed)
         model = create(recipe.family, recipe.model, recipe.evaluation_reading())
         assert isinstance(model, TaskModel)
+        if model.base.spelled:
+            model.base.spell([own.decode_bytes([token]) for token in range(own.size)])
         if recipe.training.init_from is not None and start is None:
             load_base(model, recipe.training.init_from)
         rows, seed = value_at(recipe.training.batch, 0), recipe.training.seed
-        streams = ExampleBatches(
-            make_format(own, model).encode(data.train), rows, seed, data.fingerprint, data.task.name
-        )
+        layout = make_format(own, model)
+        examples = with_words(layout.encode(data.train), layout.longest, data.task.name)
+        streams = ExampleBatches(examples, rows, seed, data.fingerprint, data.task.name)
         watching = observers if observers is not None else watchers(recipe, data, out, processes)
         return run.Prepared(Trainer(recipe, model, own, streams, place, watching, processes), TrainedTask(data))
 
     outcome = run.run_in_folder(recipe, out, prepare, resume=resume, device=device, quiet=observers is not None)
     if outcome.interrupted is not None:
-        raise KeyboardInterrupt(outcome.sentence.replace("longspan train", "longspan finetune"))
-    return read_result(out) or write_result(out, data, device)
+        raise Interrupted(outcome)
+    return read_result(out, data) or write_result(out, data, device)
 
 
 def watchers(recipe: Recipe, data: TaskData, out: Path, processes: Processes) -> list[Observer]:
@@ -255,7 +287,7 @@ def watchers(recipe: Recipe, data: TaskData, out: Path, processes: Processes) ->
     if processes.is_first:
         held = " (held out from train)" if data.held_out else ""
         about = f"{data.task.name}: {len(data.train):,} training examples, {len(data.dev):,} dev examples{held}"
-        observers += [Metrics(out), TensorBoard(out), Progress([about])]
+        observers += [Metrics(out), TensorBoard(out), Progress([about]), RemoveResult(out)]
     observers.append(ValidateTask(data.dev, training.validate_every))
     if training.patience:
         observers.append(EarlyStop(training.patience))
@@ -271,27 +303,3 @@ def load_base(model: TaskModel, path: str) -> None:
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"the weights of {path} do not fit this model config: {reason[:200]}") from None
-
-
-def write_result(out: Path, data: TaskData, device: torch.device | str) -> dict[str, Any]:
-    """Score dev and then test with best/, and write result.json. A second call would read test again, so there is
-    none: `read_result` comes first."""
-    best = load_predictor(out / "best", device=device)
-    values: dict[str, Any] = {"task": data.task.name, "metric": data.task.metric, "dev": best.evaluate(data.dev)}
-    if data.has_test:
-        values["test"] = best.evaluate(data.test())
-    write_file(out / RESULT, (json.dumps(values, indent=1) + "\n").encode())
-    return values
-
-
-def read_result(out: Path) -> dict[str, Any] | None:
-    """The contents of result.json, or None if the run has none yet."""
-    try:
-        values = json.loads((out / RESULT).read_text("utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{out / RESULT} cannot be read: {error!s:.80}; remove it to score again") from None
-    if not isinstance(values, dict) or not isinstance(values.get("dev"), dict):
-        raise CheckpointError(f"{out / RESULT} has no dev scores; remove it to score again")
-    return values

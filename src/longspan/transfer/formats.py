@@ -2,7 +2,7 @@
 
     single      [start] text [extract]
     pair        [start] first [separator] second [extract]
-    similarity  both orders of a pair, a sequence each; a bidirectional model reads one order
+    similarity  both orders of a pair, a sequence each; a bidirectional model reads one order. One text is read as it is
     choice      a pair of premise and choice for every choice
     tags        [start] words [extract]; a causal model reads the words twice, so that a tag depends on later words
 
@@ -99,13 +99,6 @@ class Format:
         except LongspanError:  # a tokenizer of characters may not know a newline
             return []
 
-    @property
-    def rows(self) -> int | None:
-        """Sequences per example; None where it is the number of choices."""
-        if self.kind == "choice":
-            return None
-        return 2 if self.kind == "similarity" and self.causal else 1
-
     def encode(self, examples: Sequence[Example]) -> list[Sequences]:
         """The sequences of all examples. All texts are encoded together, which is faster."""
         spaced = self.kind == "tags"
@@ -117,13 +110,13 @@ class Format:
     def _document(self, example: Example, texts: list[Ids]) -> Sequences:
         texts = [text[::-1] for text in texts] if self.reverse else texts
         parts: list[tuple[Ids, ...]]
-        if self.kind == "single":
+        if len(texts) == 1:
             parts = [(texts[0],)]
         elif self.kind == "choice":
             parts = [(texts[0], choice) for choice in texts[1:]]
         else:
             parts = [(texts[0], texts[1])]
-            parts += [(texts[1], texts[0])] if self.rows == 2 else []
+            parts += [(texts[1], texts[0])] if self.kind == "similarity" and self.causal else []
         rows = tuple(self._join(list(part)) for part in parts)
         return Sequences(rows, np.empty(0, np.int64), self._target(example.label))
 

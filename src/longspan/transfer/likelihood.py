@@ -38,7 +38,8 @@ class Likelihood:
 
 def likelihoods(model: TextModel, pairs: Sequence[tuple[str, str]], reading: Reading | None = None) -> list[Likelihood]:
     """The likelihood of every continuation after its context. Before the context is the end of a document or a newline,
-    so the first token of a text has a probability too.
+    so the first token of a text has a probability too. lm-eval puts it there only if the context is empty, so its
+    scores of LAMBADA and COPA differ slightly.
 
     A model without memory reads the last tokens that fit into a segment.
     """
@@ -176,6 +177,8 @@ def evaluate_tasks(
 ) -> dict[str, dict[str, Any]]:
     """The scores of some tasks, as `task` or `task/split`. `limit` uses only so many evenly spaced rows of each."""
     chosen = list(tasks)
+    if not chosen:
+        raise ConfigError(f"--tasks names no task; give some of {', '.join(TASKS)}")
     for name in chosen:
         if name not in TASKS:
             raise UnknownNameError("task scored by likelihood", name, TASKS)

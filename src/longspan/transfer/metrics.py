@@ -18,7 +18,7 @@ def accuracy(gold: Sequence[Any], predicted: Sequence[Any]) -> float:
 
 
 def f1(gold: Sequence[Any], predicted: Sequence[Any], positive: Any = None) -> float:
-    """F1 of one class: by default the last one in order, which is 1 for labels 0 and 1."""
+    """F1 of one class. Default: the last one in order of those that occur in `gold`."""
     positive = max(map(str, gold)) if positive is None else str(positive)
     pairs = [(str(a) == positive, str(b) == positive) for a, b in zip(gold, predicted, strict=True)]
     hits, errors = sum(a and b for a, b in pairs), sum(a != b for a, b in pairs)
@@ -58,18 +58,27 @@ def entity_f1(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]])
 
 
 def entities(sentences: Sequence[Sequence[str]]) -> set[Entity]:
-    """(sentence, type, first word, last word). As in conlleval, I- begins an entity where none of its type is open."""
+    """(sentence, type, first word, last word) of BIO or BIOES tags. As in conlleval and seqeval, I- and E- begin an
+    entity where none of their type is open."""
     found: set[Entity] = set()
     for number, tags in enumerate(sentences):
-        kind, first = "", 0
+        kind, first, before = "", 0, "O"
         for k, tag in enumerate([*tags, "O"]):
             prefix, _, name = tag.partition("-")
-            if kind and (prefix != "I" or name != kind):
+            begins = prefix in ("B", "S") or before in ("E", "S", "O") or name != kind
+            if kind and (begins or prefix == "O"):
                 found.add((number, kind, first, k - 1))
                 kind = ""
-            if prefix in ("B", "I") and not kind:
+            if begins and prefix != "O":
                 kind, first = name, k
+            before = prefix
     return found
+
+
+def is_entity_tag(tag: str) -> bool:
+    """Whether `entities` knows the tag: O, or B, I, E or S with a type."""
+    prefix, _, name = tag.partition("-")
+    return tag == "O" or (prefix in ("B", "I", "E", "S") and bool(name))
 
 
 def _ranks(values: NDArray[Any]) -> NDArray[np.float64]:
@@ -90,3 +99,17 @@ METRICS: dict[str, Metric] = {
     "spearman": spearman,
     "entity-f1": entity_f1,
 }
+SUITABLE: dict[str, tuple[str, ...]] = {"similarity": ("pearson", "spearman"), "tags": ("entity-f1", "accuracy")}
+SUITABLE |= {"choice": ("accuracy", "macro-f1", "matthews")}
+SUITABLE |= dict.fromkeys(("single", "pair"), ("accuracy", "f1", "macro-f1", "matthews"))
+"""The metrics of every kind of task."""
+
+
+def compute(name: str, kind: str, labels: Sequence[str], gold: Sequence[Any], predicted: Sequence[Any]) -> float:
+    """A metric of a task. `labels` are the classes in training: the last one is the positive one of f1. The accuracy of
+    tags is that of words."""
+    if name == "f1":
+        return f1(gold, predicted, max(labels))
+    if name == "accuracy" and kind == "tags":
+        gold, predicted = ([tag for tags in side for tag in tags] for side in (gold, predicted))
+    return METRICS[name](gold, predicted)

@@ -26,7 +26,7 @@ from longspan.nn.model_config import require
 from longspan.reading import Reading
 from longspan.shapes import Bool, Float, Int, Tensor
 from longspan.transfer.batches import IGNORED
-from longspan.transfer.features import Features, ScalarMix, combine
+from longspan.transfer.features import Features, ScalarMix, combine, width_of
 from longspan.transfer.formats import MILLIONTHS
 from longspan.transfer.heads import Classifier, Pool
 from longspan.transfer.tagger import BiLSTMCRF
@@ -75,6 +75,10 @@ class TaskConfig:
         configs.require_bounds(self, "model", LARGEST)
         require(not (self.reverse and self.kind == "tags"), "model.reverse=true has no effect on tags; leave it out")
         require(bool(self.labels) or self.kind in ("similarity", "choice"), "model.labels is empty; name the classes")
+        require(
+            not (self.hidden and self.kind == "tags"),
+            f"model.hidden={self.hidden} is a layer for whole texts; leave it out for tags, or use model.crf",
+        )
         require(not self.crf or self.kind == "tags", f"model.crf={self.crf} needs a task of tags, not {self.kind!r}")
         for name in ("hidden", "crf", "lm_weight"):
             require(getattr(self, name) >= 0, f"model.{name}={getattr(self, name)} must not be negative")
@@ -107,8 +111,7 @@ class TaskModel(LanguageModel):
         super().__init__(config)
         self.base = create(config.base_family, config.base_config)
         widths = self._widths()
-        copies = {"concat-last-four": min(4, len(widths) - 1)}.get(config.features, 1)
-        self.width = copies * (widths[0] if config.features in ("embedding", "mix") else widths[-1])
+        self.width = width_of(widths, config.features)
         inputs = self.width * (3 if config.pooling == "concat" and config.kind != "tags" else 1)
         self.mix = ScalarMix(len(widths)) if config.features == "mix" else None
         self.classifier: Classifier | BiLSTMCRF
@@ -192,6 +195,11 @@ class TaskModel(LanguageModel):
     ) -> tuple[tuple[Tensor, ...], State]:
         hidden, after = self.base.hidden_states(tokens, self._continued(state, len(tokens)), starts)
         return hidden, state if self.training and state is not None else after
+
+    def encode(
+        self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
+    ) -> tuple[tuple[Tensor, ...], State]:
+        return self.base.encode(tokens, self._continued(state, len(tokens)), starts)
 
     def _continued(self, state: State | None, batch: int) -> State:
         """The state that the wrapped model continues from: a new one if the given one carries nothing."""
@@ -298,8 +306,9 @@ class TaskModel(LanguageModel):
     @property
     def rows(self) -> int:
         """Sequences per example, as `transfer.formats` makes them."""
-        kind = self.config.kind
-        return self.config.choices if kind == "choice" else 2 if kind == "similarity" and self.causal else 1
+        c = self.config
+        both = c.kind == "similarity" and self.causal and len(c.texts) == 2
+        return c.choices if c.kind == "choice" else 2 if both else 1
 
     def loss(self, scores: Float[Tensor, "..."], targets: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
         """Cross-entropy over classes, choices or words; the squared error of a similarity."""

@@ -14,8 +14,8 @@ from longspan.errors import ConfigError
 from longspan.tokenizers import Tokenizer
 from longspan.transfer.batches import collate
 from longspan.transfer.formats import Format, Sequences
-from longspan.transfer.metrics import METRICS
-from longspan.transfer.model import TaskModel
+from longspan.transfer.metrics import compute
+from longspan.transfer.model import TaskConfig, TaskModel
 from longspan.transfer.tasks.task import Example, Label, Task
 
 TOKENS = {"cpu": 8192, "cuda": 131_072}
@@ -95,14 +95,21 @@ class Predictor:
 
     def evaluate(self, examples: Sequence[Example], encoded: Sequence[Sequences] | None = None) -> dict[str, float]:
         """Every metric of the task."""
-        return evaluate(self.config.metrics, examples, self.predict(examples, encoded))
+        return evaluate(self.config, examples, self.predict(examples, encoded))
 
 
-def evaluate(
-    metrics: Sequence[str], examples: Sequence[Example], predictions: Sequence[Prediction]
-) -> dict[str, float]:
+def evaluate(c: TaskConfig, examples: Sequence[Example], predictions: Sequence[Prediction]) -> dict[str, float]:
     gold, predicted = [example.label for example in examples], [prediction.label for prediction in predictions]
-    return {name: METRICS[name](gold, predicted) for name in metrics}
+    return {name: compute(name, c.kind, c.labels, gold, predicted) for name in c.metrics}
+
+
+def as_row(c: TaskConfig, found: Prediction) -> dict[str, Any]:
+    """A prediction as a JSON object: the label and, for classes and choices, the probability of each."""
+    values: dict[str, Any] = {"label": list(found.label) if isinstance(found.label, tuple) else found.label}
+    if found.probabilities:
+        names = c.labels if c.kind != "choice" else [str(k) for k in range(len(found.probabilities))]
+        values["probabilities"] = dict(zip(names, found.probabilities, strict=True))
+    return values
 
 
 class Ensemble:
@@ -130,7 +137,7 @@ class Ensemble:
 
     def evaluate(self, examples: Sequence[Example]) -> dict[str, float]:
         """Every metric of the task."""
-        return evaluate(self.config.metrics, examples, self.predict(examples))
+        return evaluate(self.config, examples, self.predict(examples))
 
 
 def _batches(examples: Sequence[Sequences], tokens: int) -> Iterator[list[int]]:

@@ -22,7 +22,8 @@ class BiLSTMCRF(nn.Module):
         # cuDNN needs weights in one dtype with the inputs, which autocast does not ensure.
         with torch.autocast(words.device.type, enabled=False):
             x = self.dropout(words.to(self.output.weight.dtype))
-            packed = pack_padded_sequence(x, valid.sum(1).cpu(), batch_first=True, enforce_sorted=False)
+            sizes = valid.sum(1).clamp(min=1).cpu()  # a text may be too long for any of its words
+            packed = pack_padded_sequence(x, sizes, batch_first=True, enforce_sorted=False)
             hidden, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=words.shape[1])
             return self.output(self.dropout(hidden))
 
@@ -39,12 +40,13 @@ class BiLSTMCRF(nn.Module):
         scores = self.scores(words, valid).cpu()
         crf = CRF(scores.shape[-1]).to(scores.dtype)
         crf.load_state_dict(self.crf.state_dict())  # a step of Viterbi is tiny, so a CPU is faster
-        return [crf.decode(row[: len(places)]) for row, places in zip(scores, marks, strict=True)]
+        rows = zip(scores, marks, strict=True)
+        return [crf.decode(row[: len(places)]) if len(places) else [] for row, places in rows]
 
 
 def gather_words(features: Tensor, marks: Sequence[Int[Tensor, "_"]]) -> tuple[Tensor, Bool[Tensor, "B W"]]:
     """[B, W, D] with the features at the marks of every row, zeros after them, and which of them are words."""
-    width = max(len(places) for places in marks)
+    width = max(1, max(len(places) for places in marks))
     words = features.new_zeros(len(marks), width, features.shape[-1])
     for k, places in enumerate(marks):
         words[k, : len(places)] = features[k, places.to(features.device)]

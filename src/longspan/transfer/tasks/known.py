@@ -20,9 +20,11 @@ class KnownTask:
     given: Mapping[str, Any] = field(default_factory=dict)
     form: str = "json"
     trainable: bool = True
+    version: int = 1
+    """Of the installed rows. A change of the converter needs a new one, or caches keep the former rows."""
 
     def folder(self, cache: Path) -> Path:
-        return cache / "tasks" / self.name
+        return cache / "tasks" / (self.name if self.version == 1 else f"{self.name}-{self.version}")
 
 
 def _tar(name: str, sha256: str) -> dict[str, str]:
@@ -64,7 +66,7 @@ _TASKS = (
     KnownTask("conll2003", "named entities in news", _CONLL, form="conll"),
     KnownTask("lambada", "last word of a passage", _LAMBADA, form="lambada", trainable=False),
     KnownTask("blimp", "minimal pairs of grammar", _BLIMP, form="blimp", trainable=False),
-    KnownTask("wikitext2", "WikiText-2 as prose", _WIKITEXT2, form="wikitext", trainable=False),
+    KnownTask("wikitext2", "WikiText-2 as prose", _WIKITEXT2, form="wikitext", trainable=False, version=2),
 )
 
 KNOWN: dict[str, KnownTask] = {task.name: task for task in _TASKS}

@@ -2,8 +2,10 @@
 
 import csv
 import hashlib
+import io
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +16,12 @@ import numpy as np
 from longspan import config
 from longspan.errors import ConfigError, DataError
 from longspan.transfer.tasks.known import KNOWN, find_known
-from longspan.transfer.tasks.packed import install, read_rows
+from longspan.transfer.tasks.packed import install, parse_rows, read_rows
 from longspan.transfer.tasks.task import Example, Task, recognise
 
 NAMES = {"train": ("train",), "dev": ("dev", "valid", "validation"), "test": ("test",)}
+LONGEST_FIELD = 2**30
+"""Characters of a field of a table. Python's default of 131,072 is less than a long document."""
 HELD_OUT = 10
 """One of this many training examples is a dev example if there is no dev file."""
 
@@ -40,7 +44,10 @@ class TaskData:
 
     @cached_property
     def train(self) -> list[Example]:
-        return [example for k, example in enumerate(self._all_train) if k not in self._held_out]
+        found = [example for k, example in enumerate(self._all_train) if k not in self._held_out]
+        if not found:
+            raise DataError(f"{self.files['train']} has 1 row; a task without a dev file needs at least 2")
+        return found
 
     @cached_property
     def dev(self) -> list[Example]:
@@ -49,8 +56,19 @@ class TaskData:
         return self._read("dev")
 
     def test(self) -> list[Example]:
-        """The test examples. Read them once, after every choice is made."""
+        """The test examples, with labels or all without. Read them once, after every choice is made."""
         return self._read("test")
+
+    def check_test(self, labels: Sequence[str] = ()) -> None:
+        """An error for test rows that cannot be read or scored: found before training, and nothing else is done with
+        them. `labels` are the classes of training."""
+        if self.has_test:
+            found = {example.label for example in self._read("test")} - {None}
+            if found and labels and self.task.kind in ("single", "pair") and not found & set(labels):
+                raise DataError(
+                    f"no label of {self.files['test'].name} occurs in train, for example {min(map(str, found))!r:.40}; "
+                    f"leave out {self.task.label!r} there to get predictions only"
+                )
 
     @cached_property
     def _all_train(self) -> list[Example]:
@@ -69,9 +87,15 @@ class TaskData:
             raise DataError(f"the task {self.task.name} has no {split} file; it has {', '.join(self.files)}")
         path = self.files[split]
         rows = enumerate(rows_of(path), start=1)
-        found = [self.task.example(row, f"{path.name}, row {k}") for k, row in rows]
+        labelled = split != "test"
+        found = [self.task.example(row, f"{path.name}, row {k}", labelled=labelled) for k, row in rows]
         if not found:
             raise DataError(f"{path} has no rows; give at least one")
+        known = [example.label is not None for example in found]
+        if any(known) and not all(known):
+            raise DataError(
+                f"{path.name}, row {known.index(False) + 1} has no {self.task.label!r}, and other rows have one"
+            )
         return found
 
     @cached_property
@@ -119,10 +143,40 @@ def rows_of(path: Path) -> Iterator[dict[str, Any]]:
     try:
         if path.suffix == ".csv":
             with path.open(encoding="utf-8-sig", newline="") as file:
-                yield from csv.DictReader(file)
+                yield from csv_rows(file, path.name)
         else:
             yield from read_rows(path)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
         raise DataError(f"{path} cannot be read: {error!s:.80}; save it as UTF-8") from None
+
+
+def rows_of_input() -> Iterator[dict[str, Any]]:
+    """The rows of standard input: JSON lines if it begins with a brace, else a table."""
+    if sys.stdin is None:
+        raise DataError("standard input is closed; give a file with --data FILE")
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"standard input cannot be read: {error!s:.80}; use UTF-8") from None
+    file = io.StringIO(text, newline="")
+    yield from (parse_rows if text.lstrip().startswith("{") else csv_rows)(file, "standard input")
+
+
+def csv_rows(file: Iterable[str], name: str) -> Iterator[dict[str, Any]]:
+    """The rows of a table whose first line names its columns."""
+    csv.field_size_limit(LONGEST_FIELD)
+    reader = csv.DictReader(file)
+    try:
+        columns = list(reader.fieldnames or [])
+        if repeated := [column for k, column in enumerate(columns) if column in columns[:k]]:
+            raise DataError(f"{name} has two columns called {repeated[0]!r:.40}; rename one")
+        for number, row in enumerate(reader, start=1):
+            if None in row:
+                count = len(columns) + len(row[None])
+                fields = f"{count} fields and {len(columns)} columns"
+                raise DataError(f"{name}, row {number}, has {fields}; put texts with commas in quotes")
+            yield row
+    except csv.Error as error:
+        raise DataError(f"{name} is not a table ({error!s:.80}); separate fields with commas, quote texts") from None

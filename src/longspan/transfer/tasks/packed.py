@@ -56,15 +56,20 @@ def _find(task: KnownTask, path: str, digest: str, source: Path) -> Path:
 def read_rows(path: Path) -> Iterator[Row]:
     """The objects of a file of JSON lines."""
     with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                try:
-                    row = json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    raise DataError(f"{path.name}, line {number}, is not JSON: {error!s:.80}") from None
-                if not isinstance(row, dict):
-                    raise DataError(f"{path.name}, line {number}, is not an object; write one per line")
-                yield row
+        yield from parse_rows(file, path.name)
+
+
+def parse_rows(file: Iterable[str], name: str) -> Iterator[Row]:
+    """The objects of JSON lines; `name` is that of the file in errors."""
+    for number, line in enumerate(file, start=1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{name}, line {number}, is not JSON: {error!s:.80}") from None
+            if not isinstance(row, dict):
+                raise DataError(f"{name}, line {number}, is not an object; write one per line")
+            yield row
 
 
 def _json(scratch: Path) -> Iterator[tuple[str, Iterable[Row]]]:

@@ -4,22 +4,25 @@ The kind of a task follows from the keys of its rows:
 
     single      text, label
     pair        premise, hypothesis, label    or    text_a, text_b, label
-    similarity  text_a, text_b, score
+    similarity  text_a, text_b, score         or    text, score
     choice      premise, choice1, choice2, ..., label (the index of the right choice)
     tags        words, tags
 """
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from longspan import config
 from longspan.errors import ConfigError, DataError, UnknownNameError
-from longspan.transfer.metrics import METRICS
+from longspan.transfer.metrics import METRICS, SUITABLE
 
 Kind = Literal["single", "pair", "similarity", "choice", "tags"]
 Label = str | float | int | tuple[str, ...]
 DEFAULT_METRIC: dict[str, str] = {"similarity": "pearson", "tags": "entity-f1"}
+LARGEST_SCORE = 10**9
 _PAIRS = (("premise", "hypothesis"), ("text_a", "text_b"))
 
 
@@ -51,11 +54,14 @@ class Task:
         for name in self.metrics:
             if name not in METRICS:
                 raise UnknownNameError("metric", name, METRICS)
-        wanted = {"single": 1, "pair": 2, "similarity": 2, "tags": 1}.get(self.kind)
-        if len(self.texts) != wanted and (wanted is not None or len(self.texts) < 3):
+            if name not in SUITABLE[self.kind]:
+                known = ", ".join(SUITABLE[self.kind])
+                raise ConfigError(f"the metric {name} is not for kind={self.kind!r}; use {known}")
+        wanted = {"single": (1,), "pair": (2,), "similarity": (2, 1), "tags": (1,)}.get(self.kind, ())
+        if len(self.texts) not in wanted and (wanted or len(self.texts) < 3):
             raise ConfigError(
                 f"the task {self.name} has texts={config.shown(self.texts)}; kind={self.kind!r} needs "
-                f"{wanted or 'a premise and at least 2 choices'}"
+                f"{' or '.join(map(str, wanted)) or 'a premise and at least 2 choices'}"
             )
 
     @property
@@ -75,27 +81,50 @@ class Task:
 
     def _label(self, value: Any, count: int, where: str) -> Label:
         if self.kind == "tags":
-            tags = tuple(value.split()) if isinstance(value, str) else tuple(str(tag) for tag in value)
+            tags = _words(value, self.label, where)
             if len(tags) != count:
                 raise DataError(f"{where} has {count} words and {len(tags)} tags; give one tag per word")
             return tags
         try:
             if self.kind == "similarity":
+                if not abs(float(value)) <= LARGEST_SCORE:  # NaN included
+                    raise ValueError
                 return float(value)
             if self.kind == "choice":
                 if not 0 <= int(value) < len(self.texts) - 1:
                     raise ValueError
                 return int(value)
-        except (TypeError, ValueError):
-            what = "a number" if self.kind == "similarity" else f"an index from 0 to {len(self.texts) - 2}"
+        except (TypeError, ValueError, OverflowError):
+            what = (
+                f"a number up to {LARGEST_SCORE:,}"
+                if self.kind == "similarity"
+                else f"an index from 0 to {len(self.texts) - 2}"
+            )
             raise DataError(f"{where} has {self.label}={value!r:.40}; give {what}") from None
+        return _class(value, self.label, where)
+
+
+def _class(value: Any, key: str, where: str) -> str:
+    """The name of a class. 1, 1.0 and "1" are the same."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value)):
         return str(value)
+    raise DataError(f"{where} has {key}={value!r:.40}; give a name or a number")
+
+
+def _words(value: Any, key: str, where: str) -> tuple[str, ...]:
+    """The items of a list, or the words between spaces."""
+    found = value.split() if isinstance(value, str) else value
+    if not isinstance(found, list) or not all(isinstance(word, str | int | float) for word in found):
+        raise DataError(f"{where} has {key}={value!r:.40}; give a list of words, or words between spaces")
+    return tuple(map(str, found))
 
 
 def _text(row: Mapping[str, Any], key: str, where: str, *, words: bool) -> Any:
     value = row.get(key)
     if words:
-        found = tuple(value.split()) if isinstance(value, str) else tuple(map(str, value or ()))
+        found = _words([] if value is None else value, key, where)
         if not found:
             raise DataError(f"{where} has no words under {key!r}; give a list, or words between spaces")
         return found
@@ -114,7 +143,7 @@ def recognise(name: str, row: Mapping[str, Any], given: Mapping[str, Any]) -> Ta
 
 
 def _shape(row: Mapping[str, Any]) -> dict[str, Any]:
-    choices = sorted((key for key in row if key.removeprefix("choice").isdigit()), key=lambda key: int(key[6:]))
+    choices = sorted((key for key in row if re.fullmatch("choice[0-9]+", key)), key=lambda key: int(key[6:]))
     if len(choices) > 1:
         return {"kind": "choice", "texts": ["premise", *choices]}
     for pair in _PAIRS:
@@ -124,4 +153,6 @@ def _shape(row: Mapping[str, Any]) -> dict[str, Any]:
     for words in ("words", "tokens"):
         if words in row and "tags" in row:
             return {"kind": "tags", "texts": [words], "label": "tags"}
+    if "text" in row and "score" in row and "label" not in row:
+        return {"kind": "similarity", "texts": ["text"], "label": "score"}
     return {"kind": "single", "texts": ["text"]} if "text" in row else {}

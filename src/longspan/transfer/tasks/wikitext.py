@@ -1,7 +1,8 @@
 """WikiText as prose: articles without the marks of its tokenizer, for models that never saw them.
 
-Radford et al. 2019 score WikiText this way. The number of words is that of the original tokens, with an end of each
-line, so perplexities per word can be compared with those of models over words.
+Radford et al. 2019 score WikiText this way. As in the detokenisation of Megatron-LM and lm-eval, headings keep their
+marks (= Title =, == Section ==) and empty lines stay. The number of words is that of the original tokens, with an end
+of each line, so perplexities per word can be compared with those of models over words.
 """
 
 import re
@@ -31,20 +32,21 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 def prose(line: str) -> str:
     """A line of WikiText as people write it."""
     text = line.strip()
-    if re.fullmatch(r"(= )+.*( =)+", text):  # a heading
-        text = text.strip("= ")
+    if heading := re.fullmatch(r"((?:= )+)(.*?)((?: =)+)", text):
+        before, name, after = heading.groups()
+        text = f"{before.replace(' ', '')} {name} {after.replace(' ', '')}"
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     return text
 
 
 def articles(text: str) -> Iterator[dict[str, Any]]:
-    """Every article as `text` without empty lines, and `words`, the tokens it has in WikiText."""
+    """Every article as `text`, and `words`, the tokens it has in WikiText."""
     lines: list[str] = []
     for line in [*text.splitlines(), None]:
         if lines and (line is None or _TITLE.match(line)) and any(_TITLE.match(each) for each in lines):
             words = sum(len(each.split()) + 1 for each in lines)
-            yield {"text": "\n".join(filter(None, map(prose, lines))), "words": words}
+            yield {"text": "\n".join(map(prose, lines)).strip("\n"), "words": words}
             lines = []
         if line is not None:
             lines.append(line)

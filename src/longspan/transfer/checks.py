@@ -1,0 +1,86 @@
+"""Preflight of fine-tuning: combinations of task, model and settings that cannot work, found before any training."""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from longspan.errors import ConfigError, DataError, DataWarning, counted
+from longspan.models.families import outline
+from longspan.nn.model_config import require
+from longspan.training.folder import check_folder
+from longspan.training.launch import launched
+from longspan.training.recipe import Recipe, as_steps, load_recipe
+from longspan.training.resume import RECIPE, check_same
+from longspan.transfer.formats import Sequences
+from longspan.transfer.metrics import is_entity_tag
+from longspan.transfer.tasks import Example, TaskData
+
+
+def check_settings(recipe: Recipe) -> None:
+    """Settings of the classifier and of training that exclude each other, or that this model cannot use."""
+    model, training = recipe.model, recipe.training
+    causal = outline(recipe.family, model).causal
+    given = f"model.lm_weight={model.lm_weight}"
+    require(
+        not model.lm_weight or causal,
+        f"{given} needs a model that reads from left to right, and {model.base_family} does not; leave it out",
+    )
+    require(not (model.lm_weight and model.frozen), f"{given} trains the model that model.frozen=true freezes; use one")
+    require(
+        not (model.frozen and training.unfreeze_every),
+        f"training.unfreeze_every={training.unfreeze_every} trains what model.frozen=true freezes; leave out one",
+    )
+    require(
+        not (model.crf and model.hidden),
+        f"model.hidden={model.hidden} has no effect on a tagger with model.crf={model.crf}; leave out one",
+    )
+    require(
+        len(as_steps(training.batch)) == 1,
+        f"training.batch={list(map(list, as_steps(training.batch)))} changes during the run; give one number",
+    )
+    require(
+        not training.segment_jitter,
+        f"training.segment_jitter={training.segment_jitter} has no effect on complete texts; leave it out",
+    )
+
+
+def tags_of(example: Example) -> tuple[str, ...]:
+    return example.label if isinstance(example.label, tuple) else ()
+
+
+def check_labels(data: TaskData, labels: Sequence[str]) -> None:
+    """Labels of training that nothing can be learned from, or that the metrics of the task do not fit."""
+    name, kind, metrics = data.task.name, data.task.kind, data.task.metrics
+    if kind in ("similarity", "choice"):
+        return
+    if len(labels) < 2:
+        raise DataError(f"all training rows of {name} have the label {labels[0]!r:.40}; a classifier needs at least 2")
+    if "f1" in metrics and len(labels) != 2:
+        raise ConfigError(f"the metric f1 needs 2 classes, and {name} has {len(labels)}; use macro-f1 in its task.toml")
+    if "entity-f1" in metrics:
+        every = {*labels, *(tag for example in data.dev for tag in tags_of(example))}
+        if other := sorted(tag for tag in every if not is_entity_tag(tag)):
+            raise ConfigError(
+                f"entity-f1 needs tags such as O, B-PER and I-PER (or E-, S-), and {name} has {other[0]!r:.40}; "
+                'write metrics = ["accuracy"] into its task.toml'
+            )
+
+
+def check_run(recipe: Recipe, out: Path, resume: str | None) -> None:
+    """Whether a run can start in a folder: with several seeds, the last one would otherwise fail after the others."""
+    if out.is_dir() and not launched():  # torchrun starts processes again, which then resume
+        check_folder(out, resume)
+    if (out / RECIPE).is_file():
+        check_same(recipe, load_recipe(out / RECIPE), out)
+
+
+def with_words(examples: Sequence[Sequences], longest: int | None, name: str) -> list[Sequences]:
+    """The examples that have something to learn: a sentence may be too long for any of its tags."""
+    found = [example for example in examples if example.targets]
+    short = f"model.longest or training.segment allows {counted(longest or 0, 'token')}"
+    if not found:
+        raise DataError(f"no word of {name} with its tag fits into a sequence, because {short}; raise it")
+    if len(found) < len(examples):
+        gone = counted(len(examples) - len(found), "sentence")
+        warnings.warn(f"{gone} of {name} cannot be used, because {short}", DataWarning, stacklevel=2)
+    return found

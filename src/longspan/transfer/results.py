@@ -1,0 +1,71 @@
+"""result.json of a fine-tuning run: the scores of best/ on dev and test, and what they belong to."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from longspan.checkpoints import store
+from longspan.checkpoints.manifest import CARD
+from longspan.checkpoints.store import write_file
+from longspan.data.cache import sha256
+from longspan.errors import CheckpointError
+from longspan.training.loop import Trainer
+from longspan.training.observer import Observer
+from longspan.transfer.predict import as_row, load_predictor
+from longspan.transfer.tasks import TaskData
+
+RESULT, PREDICTIONS = "result.json", "predictions.jsonl"
+
+
+class RemoveResult(Observer):
+    """Removes the result of a finished run that continues, because best/ may change from now on."""
+
+    def __init__(self, out: Path) -> None:
+        self.paths = out / RESULT, out / PREDICTIONS
+
+    def begin(self, trainer: Trainer) -> None:  # noqa: ARG002
+        for path in self.paths:
+            path.unlink(missing_ok=True)
+
+
+def scored_on(out: Path, data: TaskData) -> str:
+    """SHA-256 of what a result depends on: best/, the dev examples and the test file."""
+    files = store.read_folder(out / "best").files
+    facts: list[Any] = [sorted((name, entry.sha256) for name, entry in files.items() if name != CARD)]
+    facts.append([[example.texts, example.label] for example in data.dev])
+    facts.append(sha256(data.files["test"]) if data.has_test else None)
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def write_result(out: Path, data: TaskData, device: torch.device | str) -> dict[str, Any]:
+    """Score dev and then test with best/, and write result.json. Test rows without labels get predictions.jsonl.
+    `read_result` comes first, so test is scored once for a best/."""
+    best = load_predictor(out / "best", device=device)
+    values: dict[str, Any] = {"task": data.task.name, "metric": data.task.metric, "dev": best.evaluate(data.dev)}
+    if data.has_test:
+        examples = data.test()
+        if examples[0].label is not None:
+            values["test"] = best.evaluate(examples)
+        else:
+            rows = (json.dumps(as_row(best.config, one), ensure_ascii=False) for one in best.predict(examples))
+            write_file(out / PREDICTIONS, "".join(f"{row}\n" for row in rows).encode())
+            values["predictions"] = PREDICTIONS
+    values["scored_on"] = scored_on(out, data)
+    write_file(out / RESULT, (json.dumps(values, indent=1) + "\n").encode())
+    return values
+
+
+def read_result(out: Path, data: TaskData) -> dict[str, Any] | None:
+    """The contents of result.json, or None if there is none for this best/ and these dev and test examples."""
+    try:
+        values = json.loads((out / RESULT).read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{out / RESULT} cannot be read: {error!s:.80}; remove it to score again") from None
+    if not isinstance(values, dict) or not isinstance(values.get("dev"), dict):
+        raise CheckpointError(f"{out / RESULT} has no dev scores; remove it to score again")
+    return values if values.get("scored_on") == scored_on(out, data) else None

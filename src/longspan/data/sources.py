@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from longspan.data.archives import archive_kind, unpack
+from longspan.data.archives import archive_kind, default_limit, unpack
 from longspan.data.cache import atomic_folder, cache_folder, digests, key, read_json, remove_folder, sha256, write_json
 from longspan.data.convert import FIELD, TABLES, find_encoding, transcode, write_table
 from longspan.data.corpora import CORPORA, Corpus
@@ -22,6 +22,7 @@ from longspan.errors import DataError, UnknownNameError
 # Tests differ between installations, and some of their files are invalid Python on purpose.
 _EXCLUDED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 _STANDARD_INPUT = "standard-input"  # the folder of the cache for it
+_MAX_NESTED = 4  # an archive can contain itself
 # How compressed files and tables begin.
 _MARKS = {
     b"\x1f\x8b": ".txt.gz",
@@ -209,13 +210,27 @@ def _without_metadata(root: Path, names: Sequence[str]) -> list[str]:
 
 def _expand(name: str, path: Path, cache: Path, form: TextFormat) -> list[Document]:
     """The document of a file, or the documents of an archive."""
-    path = path.resolve()
+    return [_read_as(inner, file, cache, form) for inner, file in _unpacked(name, path.resolve(), cache)]
+
+
+def _unpacked(name: str, path: Path, cache: Path, left: int | None = None, depth: int = 0) -> list[tuple[str, Path]]:
+    """A file, or the files of an archive, which is read like a folder: archives and compressed files in it too.
+
+    All files together have at most `left` bytes (default: the limit of `unpack`).
+    """
     if archive_kind(path) is None:
-        return [_read_as(name, path, cache, form)]
-    digest = digests([path], cache)[0][:32]
-    unpacked = _cached_folder(cache / "unpacked" / f"{digest}-{path.name[:100]}", cache, partial(unpack, path))
-    inside = _without_metadata(unpacked, _list_files(unpacked))
-    return [_read_as(f"{name}/{inner}", unpacked / inner, cache, form) for inner in inside]
+        return [(name, path)]
+    if depth > _MAX_NESTED:
+        raise DataError(f"{name} is an archive in {depth} others; unpack them yourself and use the folder")
+    left = default_limit(path) if left is None else max(left, 0)
+    target = cache / "unpacked" / f"{digests([path], cache)[0][:32]}-{path.name[:100]}"
+    folder = _cached_folder(target, cache, partial(unpack, path, limit=left))
+    found = []
+    for inner in _without_metadata(folder, _list_files(folder)):
+        files = _unpacked(f"{name}/{inner}", folder / inner, cache, left, depth + 1)
+        left -= sum(file.stat().st_size for _, file in files)
+        found += files
+    return found
 
 
 def _read_as(name: str, path: Path, cache: Path, form: TextFormat) -> Document:

@@ -15,7 +15,7 @@ from longspan.data.cache import atomic_folder, cache_folder, digests, key, read_
 from longspan.data.convert import FIELD, TABLES, find_encoding, transcode, write_table
 from longspan.data.corpora import CORPORA, Corpus
 from longspan.data.json_lines import json_lines_field
-from longspan.data.splits import HELD_OUT, ByName, Document, SplitRule, named_split
+from longspan.data.splits import HELD_OUT, ByName, Document, SplitRule, named_split, split_of_path
 from longspan.data.tokenizer_specs import find_tokenizer_spec
 from longspan.errors import DataError, UnknownNameError
 
@@ -160,7 +160,8 @@ def _find_documents(path: Path, cache: Path, form: TextFormat) -> list[Document]
 
 
 def _assign_splits(documents: Sequence[Document], path: Path) -> list[Document]:
-    """Give each document of a folder or an archive the split that its file or top-level folder is named after.
+    """Give each document of a folder or an archive the split that its file or top-level folder is named after. Shards
+    of a split may be in any folder.
 
     The name of a single file is ignored, and so is that of a folder that contains everything else.
     """
@@ -172,8 +173,7 @@ def _assign_splits(documents: Sequence[Document], path: Path) -> list[Document]:
         if named_split(tops.pop()):
             break
         names = [name.partition("/")[2] for name in names]
-    splits = [named_split(name.partition("/")[0]) for name in names]
-    return [dataclasses.replace(document, split=split) for document, split in zip(documents, splits, strict=True)]
+    return [dataclasses.replace(d, split=split_of_path(name)) for d, name in zip(documents, names, strict=True)]
 
 
 def _replace_held_out(

@@ -1,5 +1,6 @@
 """Documents, and the rules that divide them into train, valid and test splits."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from longspan.tokenizers import Unit
 SPLITS = ("train", "valid", "test")
 HELD_OUT = SPLITS[1:]
 _SPLIT_NAMES = {"train": "train", "test": "test", **dict.fromkeys(("valid", "val", "dev", "validation"), "valid")}
+_SHARD = re.compile(r"([a-z]+)-\d+-of-\d+(-[0-9a-f]+)?")
 _SMALL = 1 << 20
 _WHITESPACE = b" \t\n\r\x0b\x0c"
 
@@ -163,9 +165,21 @@ SplitRule = ByPercent | ByTail | ByFile | ByDocument | ByCount | ByName
 def named_split(name: str) -> str | None:
     """The split a file or folder is named after, by the part before its first dot, or None.
 
-    `VAL.txt.gz` is valid and the folder `test` is test.
+    `VAL.txt.gz` is valid, the folder `test` is test, and the shard `train-00000-of-00004.parquet` is train.
     """
-    return _SPLIT_NAMES.get(name.partition(".")[0].lower())
+    return _SPLIT_NAMES.get(name.partition(".")[0].lower()) or _shard_split(name)
+
+
+def split_of_path(path: str) -> str | None:
+    """The split of a file in a corpus: that of its top-level folder or, for a shard of a split, of any part of it."""
+    top, *below = path.split("/")
+    return named_split(top) or next(filter(None, map(_shard_split, below)), None)
+
+
+def _shard_split(name: str) -> str | None:
+    """The split in the name of a shard as Hugging Face `datasets` writes it, or None."""
+    shard = _SHARD.fullmatch(name.partition(".")[0].lower())
+    return _SPLIT_NAMES.get(shard[1]) if shard else None
 
 
 def split_pieces(

@@ -236,11 +236,54 @@ def test_a_tokenizer_that_loses_text_is_reported(tmp_path: Path, cache: Path) ->
         assert [w.category for w in caught] == ([] if lossless else [DataWarning])
 
 
-def test_categories_of_a_table_are_texts(tmp_path: Path, cache: Path) -> None:
+def write_column(path: Path, values: Any) -> Path:
+    """Write a table with the column `text` as Parquet, as an Arrow stream or, named .file.arrow, as an Arrow file."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({"text": values})
+    if path.suffix == ".parquet":
+        parquet.write_table(table, path)
+        return path
+    make = pyarrow.ipc.new_file if ".file" in path.suffixes else pyarrow.ipc.new_stream
+    with make(str(path), table.schema) as out:
+        out.write_table(table)
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.file.arrow"])
+@pytest.mark.parametrize("kind", ["large_string", "string_view", "binary", "dictionary", "struct"])
+def test_every_type_of_text_in_a_table(kind: str, name: str, tmp_path: Path, cache: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pyarrow.table({"text": pyarrow.array(TEXTS).dictionary_encode()}), tmp_path / "a.parquet")
-    assert documents(tmp_path / "a.parquet", None, cache) == TEXTS
+    if kind == "dictionary":  # the categories of pandas
+        values = pyarrow.array(TEXTS).dictionary_encode()
+    elif kind == "struct":
+        values = pyarrow.array([*({"body": {"en": text}} for text in TEXTS), None])
+    else:
+        values = pyarrow.array(
+            [text.encode() for text in TEXTS] if kind == "binary" else TEXTS, getattr(pyarrow, kind)()
+        )
+    path = write_column(tmp_path / name, values)
+    assert documents(path, None, cache, field="text.body.en" if kind == "struct" else None) == TEXTS
+    if kind == "struct":
+        for field, words in (("text", r"text\.body"), ("text.x", r"text\.body"), ("text.body.en.x", "text.body.en.x")):
+            with pytest.raises(DataError, match=words):
+                open_corpus(path, cache=cache, field=field)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_a_row_of_a_table_that_is_not_utf8_is_named(name: str, tmp_path: Path, cache: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    text = "Die Straße überquert die Brücke für zwölf Euro"
+    binary = pyarrow.array([b"one", None, text.encode("cp1252")], pyarrow.binary())
+    path = write_column(tmp_path / name, binary)
+    with pytest.raises(DataError, match=f"row 3 .*'text' of .*{name}.*--encoding cp1252"):
+        open_corpus(path, cache=cache)
+    assert documents(path, None, cache, encoding="cp1252") == ["one", text]
+    write_column(path, pyarrow.Array.from_buffers(pyarrow.string(), 3, binary.buffers()))
+    with pytest.raises(DataError, match=f"row 3 .*'text' of .*{name}"):
+        open_corpus(path, cache=cache)
+    write_column(path, pyarrow.array([["one"], ["two"]]))
+    with pytest.raises(DataError, match=f"'text' of .*{name}.*list"):
+        open_corpus(path, cache=cache)
 
 
 def test_standard_input_is_a_file(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,11 @@ from pathlib import Path, PurePosixPath
 
 from longspan.data.archives import archive_kind, default_limit, unpack
 from longspan.data.cache import atomic_folder, cache_folder, digests, key, read_json, remove_folder, sha256, write_json
-from longspan.data.convert import FIELD, TABLES, find_encoding, transcode, write_table
+from longspan.data.convert import find_encoding, transcode
 from longspan.data.corpora import CORPORA, Corpus
 from longspan.data.json_lines import json_lines_field
 from longspan.data.splits import HELD_OUT, ByName, Document, SplitRule, named_split, split_of_path
+from longspan.data.tables import FIELD, TABLES, write_table
 from longspan.data.tokenizer_specs import find_tokenizer_spec
 from longspan.errors import DataError, UnknownNameError
 
@@ -236,7 +237,8 @@ def _unpacked(name: str, path: Path, cache: Path, left: int | None = None, depth
 def _read_as(name: str, path: Path, cache: Path, form: TextFormat) -> Document:
     """The document of a file. Tables and other encodings are converted to JSON lines and UTF-8 in the cache."""
     if path.suffix.lower() in TABLES:
-        path = _convert(path, cache, FIELD + ".jsonl", partial(write_table, path, form.field or FIELD), form.field)
+        write = partial(write_table, path, form.field or FIELD, form.encoding)
+        path = _convert(path, cache, FIELD + ".jsonl", write, form.field, form.encoding)
         return dataclasses.replace(_document(name, path), field=FIELD)
     if form.encoding is not None:
         path = _convert(path, cache, path.name, partial(transcode, path, form.encoding), form.encoding)

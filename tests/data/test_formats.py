@@ -6,6 +6,7 @@ import io
 import json
 import lzma
 import sys
+import tarfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,42 @@ def test_a_tokenizer_that_loses_text_is_reported(tmp_path: Path, cache: Path) ->
             warnings.simplefilter("always")
             open_corpus(tmp_path / "a.txt", tokenizer=tokenizer, cache=cache)
         assert [w.category for w in caught] == ([] if lossless else [DataWarning])
+
+
+@pytest.mark.parametrize("form", ["gz", "tar", "encoding", "stdin"])
+def test_errors_name_the_file_of_the_user(
+    form: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not the file in the cache that it was unpacked or converted to."""
+    data, options = rows(TEXTS) + b'{"text": 7}\n', {"encoding": "cp1252"} if form == "encoding" else {}
+    path, shown = tmp_path / "a.jsonl", "a.jsonl"
+    if form == "stdin":
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        path, shown, options = read_standard_input(cache), "standard input", {"field": "text"}
+    elif form == "tar":
+        path, shown = tmp_path / "b.tar", "b.tar/in/c.jsonl.gz/c.jsonl"
+        with tarfile.open(path, "w") as archive:
+            member = tarfile.TarInfo("in/c.jsonl.gz")
+            packed = gzip.compress(data)
+            member.size = len(packed)
+            archive.addfile(member, io.BytesIO(packed))
+    elif form == "gz":
+        path, shown = tmp_path / "d.jsonl.gz", "d.jsonl.gz/d.jsonl"
+        path.write_bytes(gzip.compress(data))
+    else:
+        path.write_bytes(data)
+    where = "" if form == "stdin" else f"{tmp_path}/"
+    with pytest.raises(DataError, match=f"line {len(TEXTS) + 1} of {where}{shown} has '7'"):
+        open_corpus(path, cache=cache, **options)
+
+
+def test_equal_files_in_archives_have_their_own_names(tmp_path: Path, cache: Path) -> None:
+    """They are one file in the cache."""
+    for split in SPLITS:
+        (tmp_path / "corpus" / split).mkdir(parents=True)
+        (tmp_path / "corpus" / split / "part.txt.gz").write_bytes(gzip.compress(b"same", mtime=0))
+    found = open_corpus(tmp_path / "corpus", "test", cache=cache).splits
+    assert [found[split] for split in SPLITS] == [(f"{split}/part.txt.gz/part.txt",) for split in SPLITS]
 
 
 def write_column(path: Path, values: Any) -> Path:

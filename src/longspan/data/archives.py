@@ -102,14 +102,23 @@ def default_limit(path: Path) -> int:
     return max(1 << 30, 200 * path.stat().st_size)
 
 
-def unpack(path: Path, folder: Path, limit: int | None = None, only: Collection[str] | None = None) -> list[Path]:
+def unpack(
+    path: Path,
+    folder: Path,
+    limit: int | None = None,
+    only: Collection[str] | None = None,
+    shown: str | None = None,
+) -> list[Path]:
     """Unpack `path` into the empty `folder` and return the files. With `only`, other base names are skipped.
+
+    Errors call the archive `shown`.
 
     After an error, `folder` contains the files unpacked so far; the caller removes them.
     """
+    shown = shown or str(path)
     try:
         allowed = default_limit(path) if limit is None else limit
-        extractor = _Extractor(path, folder, allowed)
+        extractor = _Extractor(shown, folder, allowed)
         kind = archive_kind(path)
         if kind == "tar":
             _untar(path, extractor, only)
@@ -121,10 +130,10 @@ def unpack(path: Path, folder: Path, limit: int | None = None, only: Collection[
     except DataError:
         raise
     except FileNotFoundError:
-        raise DataError(f"there is no file {path}") from None
+        raise DataError(f"there is no file {shown}; check the name") from None
     except _UNPACK_ERRORS as error:
         raise DataError(
-            f"{path} cannot be unpacked: {error or type(error).__name__}; it is damaged or incomplete, get it again"
+            f"{shown} cannot be unpacked: {error or type(error).__name__}; it is damaged or incomplete, get it again"
         ) from None
     return extractor.files
 
@@ -132,7 +141,7 @@ def unpack(path: Path, folder: Path, limit: int | None = None, only: Collection[
 class _Extractor:
     """Writes the members of one archive below a folder and enforces the rules of this module."""
 
-    def __init__(self, archive: Path, folder: Path, limit: int) -> None:
+    def __init__(self, archive: str, folder: Path, limit: int) -> None:
         self.archive, self.folder, self.limit = archive, folder, limit
         self.files: list[Path] = []
         self.members = self.bytes = 0

@@ -8,15 +8,15 @@ from longspan.errors import DataError
 from longspan.tokenizers.text import read_blocks, to_bytes
 
 
-def transcode(path: Path, encoding: str, target: Path) -> None:
-    """Write the text of a file as UTF-8, without a byte order mark."""
+def transcode(path: Path, encoding: str, shown: str, target: Path) -> None:
+    """Write the text of a file as UTF-8, without a byte order mark. Errors call the file `shown`."""
     decoder = find_encoding(encoding).incrementaldecoder()
     seen = 0
     with target.open("wb") as out:
         for block in read_blocks(path):
-            out.write(_decode(decoder, block, path, encoding, seen))
+            out.write(_decode(decoder, block, shown, encoding, seen))
             seen += len(block)
-        out.write(_decode(decoder, b"", path, encoding, seen, final=True))
+        out.write(_decode(decoder, b"", shown, encoding, seen, final=True))
 
 
 def find_encoding(name: str) -> codecs.CodecInfo:
@@ -29,9 +29,9 @@ def find_encoding(name: str) -> codecs.CodecInfo:
         raise DataError(f"no encoding called {name[:40]!r}; use a name such as cp1252, shift-jis or utf-16") from None
 
 
-def _decode(decoder: Any, block: bytes, path: Path, encoding: str, seen: int, final: bool = False) -> bytes:
+def _decode(decoder: Any, block: bytes, shown: str, encoding: str, seen: int, final: bool = False) -> bytes:
     try:
         return to_bytes(decoder.decode(block, final).removeprefix("\ufeff" if not seen else ""))
     except UnicodeError as error:
         at = seen + getattr(error, "start", 0)
-        raise DataError(f"{path} is not {encoding} near byte {at}; use another --encoding") from None
+        raise DataError(f"{shown} is not {encoding} near byte {at}; use another --encoding") from None

@@ -109,9 +109,10 @@ def find_source(
     path = Path(name_or_path)
     if not path.exists() and os.sep not in name and not path.suffix:
         raise UnknownNameError("corpus, file or folder", name, CORPORA)
-    documents = _assign_splits(_find_documents(path, cache, form), path)
-    if path.parent == cache / _STANDARD_INPUT:
-        name = "standard input"
+    piped = path.parent == cache / _STANDARD_INPUT
+    name = "standard input" if piped else name
+    documents = _assign_splits(_find_documents(path, cache, form, name if piped else None), path)
+    if piped:
         documents = [dataclasses.replace(d, name=d.name.replace(path.name, name, 1)) for d in documents]
     if form.field is not None and any(d.size for d in documents) and not any(d.field for d in documents):
         raise DataError(
@@ -148,13 +149,16 @@ def _standard_library() -> tuple[Path, tuple[Document, ...]]:
     return root, tuple(_document(name, root / name) for name in names)
 
 
-def _find_documents(path: Path, cache: Path, form: TextFormat) -> list[Document]:
-    """All files below a folder, sorted by name, or a single file. Archives are replaced by their files."""
+def _find_documents(path: Path, cache: Path, form: TextFormat, shown: str | None = None) -> list[Document]:
+    """All files below a folder, sorted by name, or a single file. Archives are replaced by their files.
+
+    Errors call the file `shown` (default: its path).
+    """
     if path.is_dir():
         names = _without_metadata(path, _list_files(path))
         return [document for inner in names for document in _expand(inner, path / inner, cache, form)]
     if path.is_file():
-        return _expand(path.name, path, cache, form)
+        return _expand(path.name, path, cache, form, shown)
     if path.exists():
         raise DataError(f"{path} is a device or a pipe; write it to a file first")
     raise DataError(f"there is no file or folder {path}; check the name")
@@ -209,40 +213,45 @@ def _without_metadata(root: Path, names: Sequence[str]) -> list[str]:
     return [str(path) for path in kept]
 
 
-def _expand(name: str, path: Path, cache: Path, form: TextFormat) -> list[Document]:
+def _expand(name: str, path: Path, cache: Path, form: TextFormat, shown: str | None = None) -> list[Document]:
     """The document of a file, or the documents of an archive."""
-    return [_read_as(inner, file, cache, form) for inner, file in _unpacked(name, path.resolve(), cache)]
+    files = _unpacked("", path.resolve(), cache, shown or str(path))
+    return [_read_as(name + inner, file, cache, form, (shown or str(path)) + inner) for inner, file in files]
 
 
-def _unpacked(name: str, path: Path, cache: Path, left: int | None = None, depth: int = 0) -> list[tuple[str, Path]]:
+def _unpacked(
+    inner: str, path: Path, cache: Path, shown: str, left: int | None = None, depth: int = 0
+) -> list[tuple[str, Path]]:
     """A file, or the files of an archive, which is read like a folder: archives and compressed files in it too.
 
-    All files together have at most `left` bytes (default: the limit of `unpack`).
+    Every file has its name in the archive `shown`, which begins with `inner`, and its path in the cache. All files
+    together have at most `left` bytes (default: the limit of `unpack`).
     """
     if archive_kind(path) is None:
-        return [(name, path)]
+        return [(inner, path)]
     if depth > _MAX_NESTED:
-        raise DataError(f"{name} is an archive in {depth} others; unpack them yourself and use the folder")
+        raise DataError(f"{shown}{inner} is an archive in {depth} others; unpack them yourself and use the folder")
     left = default_limit(path) if left is None else max(left, 0)
     target = cache / "unpacked" / f"{digests([path], cache)[0][:32]}-{path.name[:100]}"
-    folder = _cached_folder(target, cache, partial(unpack, path, limit=left))
+    folder = _cached_folder(target, cache, partial(unpack, path, limit=left, shown=shown + inner))
     found = []
-    for inner in _without_metadata(folder, _list_files(folder)):
-        files = _unpacked(f"{name}/{inner}", folder / inner, cache, left, depth + 1)
+    for below in _without_metadata(folder, _list_files(folder)):
+        files = _unpacked(f"{inner}/{below}", folder / below, cache, shown, left, depth + 1)
         left -= sum(file.stat().st_size for _, file in files)
         found += files
     return found
 
 
-def _read_as(name: str, path: Path, cache: Path, form: TextFormat) -> Document:
-    """The document of a file. Tables and other encodings are converted to JSON lines and UTF-8 in the cache."""
+def _read_as(name: str, path: Path, cache: Path, form: TextFormat, shown: str) -> Document:
+    """The document of a file, which errors call `shown`. Tables and other encodings are converted in the cache."""
     if path.suffix.lower() in TABLES:
-        write = partial(write_table, path, form.field or FIELD, form.encoding)
+        write = partial(write_table, path, form.field or FIELD, form.encoding, shown)
         path = _convert(path, cache, FIELD + ".jsonl", write, form.field, form.encoding)
-        return dataclasses.replace(_document(name, path), field=FIELD)
+        return dataclasses.replace(_document(name, path), field=FIELD, shown=shown)
     if form.encoding is not None:
-        path = _convert(path, cache, path.name, partial(transcode, path, form.encoding), form.encoding)
-    return dataclasses.replace(_document(name, path), field=json_lines_field(path, form.field))
+        path = _convert(path, cache, path.name, partial(transcode, path, form.encoding, shown), form.encoding)
+    field = json_lines_field(path, form.field)
+    return dataclasses.replace(_document(name, path), field=field, shown=shown)
 
 
 def _convert(path: Path, cache: Path, name: str, write: Callable[[Path], None], *options: str | None) -> Path:

@@ -1,5 +1,6 @@
 """Documents, and the rules that divide them into train, valid and test splits."""
 
+import dataclasses
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,7 @@ class Document:
     """A file that is one document or, if it has a `field`, JSON lines with a document in that field of every row.
 
     `name` is relative to the corpus, so it does not depend on where the corpus is. `split` is the split the file is
-    named after, or None.
+    named after, or None. `path` may be a file of the cache; `shown` is the user's file, which errors name.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Document:
     size: int
     split: str | None = None
     field: str | None = None
+    shown: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Piece:
     start: int
     stop: int
     field: str | None = None
+    shown: str = ""
 
     @property
     def size(self) -> int:
@@ -206,20 +209,24 @@ def split_pieces(
 def describe_splits(documents: Sequence[Document], rule: SplitRule, unit: Unit) -> dict[str, tuple[str, ...]]:
     """The names of the documents of each split, with the byte range of divided ones; `unused` are in no split."""
     pieces = {split: [piece for piece in rule.pieces(documents, split, unit) if piece.size] for split in SPLITS}
-    known = {document.path: document for document in documents}
+    known = {(document.path, document.shown): document for document in documents}  # equal files are one in the cache
 
     def name(piece: Piece) -> str:
-        document = known[piece.path]
+        document = known[piece.path, piece.shown]
         cut = piece.size < document.size
         return document.name + (f" (bytes {piece.start:,} to {piece.stop:,})" if cut else "")
 
     found = {split: tuple(map(name, parts)) for split, parts in pieces.items()}
-    used = {piece.path for parts in pieces.values() for piece in parts}
-    return found | {"unused": tuple(d.name for d in documents if d.size and d.path not in used)}
+    used = {(piece.path, piece.shown) for parts in pieces.values() for piece in parts}
+    return found | {"unused": tuple(d.name for d in documents if d.size and (d.path, d.shown) not in used)}
 
 
 def full_piece(document: Document) -> Piece:
-    return Piece(document.path, 0, document.size, document.field)
+    return _piece(document, 0, document.size)
+
+
+def _piece(document: Document, start: int, stop: int) -> Piece:
+    return Piece(document.path, start, stop, document.field, document.shown)
 
 
 def _evenly_spaced(count: int, size: int) -> list[int]:
@@ -236,15 +243,15 @@ def _end_as_valid(documents: Sequence[Document], percent: int, unit: Unit) -> di
     for document in documents:
         at = document.size if document.size <= left else _next_boundary(document, left, unit)
         left = max(0, left - document.size)
-        found["train"].append(Piece(document.path, 0, at, document.field))
-        found["valid"].append(Piece(document.path, at, document.size, document.field))
+        found["train"].append(_piece(document, 0, at))
+        found["valid"].append(_piece(document, at, document.size))
     return found
 
 
 def _divide(document: Document, first: int, second: int, split: str, unit: Unit) -> list[Piece]:
     bounds = [0, _next_boundary(document, first, unit), _next_boundary(document, second, unit), document.size]
     k = SPLITS.index(split)
-    return [Piece(document.path, bounds[k], bounds[k + 1], document.field)]
+    return [_piece(document, bounds[k], bounds[k + 1])]
 
 
 def _next_boundary(document: Document, at: int, unit: Unit) -> int:
@@ -292,4 +299,5 @@ def _trim(piece: Piece, reach: int = 4096) -> Piece:
         file.seek(max(piece.start, piece.stop - reach))
         tail = file.read(piece.stop - file.tell())
     start = piece.start + len(head) - len(head.lstrip(_WHITESPACE))
-    return Piece(piece.path, start, max(start, piece.stop - len(tail) + len(tail.rstrip(_WHITESPACE))))
+    stop = max(start, piece.stop - len(tail) + len(tail.rstrip(_WHITESPACE)))
+    return dataclasses.replace(piece, start=start, stop=stop)

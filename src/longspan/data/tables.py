@@ -16,28 +16,29 @@ _BINARY = ("binary", "large_binary", "binary_view")
 _ARROW_FILE = b"ARROW1"  # how an Arrow file with random access begins; `datasets` writes streams
 
 
-def write_table(path: Path, column: str, encoding: str | None, target: Path) -> None:
+def write_table(path: Path, column: str, encoding: str | None, shown: str, target: Path) -> None:
     """Write a column of a Parquet or Arrow file as JSON lines.
 
     The column is a string, or binary text in an `encoding` (default: UTF-8). `a.b` is the field b of the struct a.
+    Errors call the file `shown`.
     """
     with target.open("wb") as out:
-        for text in _column(path, column, encoding):
+        for text in _column(path, column, encoding, shown):
             if text is not None:
                 out.write(json.dumps({FIELD: text}, ensure_ascii=False).encode() + b"\n")
 
 
-def _column(path: Path, column: str, encoding: str | None) -> Iterator[str | None]:
+def _column(path: Path, column: str, encoding: str | None, shown: str) -> Iterator[str | None]:
     try:
         import pyarrow
         import pyarrow.compute
         import pyarrow.parquet
     except ImportError:
-        raise DataError(f"{path} needs pyarrow; install it with: pip install 'longspan[arrow]'") from None
+        raise DataError(f"{shown} needs pyarrow; install it with: pip install 'longspan[arrow]'") from None
     row, binary = 0, False
     try:
         schema, batches = _open_table(path, column)
-        keys, kind = _find_column(schema, column, path)
+        keys, kind = _find_column(schema, column, shown)
         binary = kind in _BINARY
         for batch in batches:
             values = batch.column(keys[0])
@@ -46,10 +47,10 @@ def _column(path: Path, column: str, encoding: str | None) -> Iterator[str | Non
                 row += 1
                 yield text
     except UnicodeError as error:
-        where = f"row {row + 1} of the column {column!r} of {path}"
+        where = f"row {row + 1} of the column {column!r} of {shown}"
         raise DataError(f"{where} {_problem(error, encoding if binary else None, binary)}") from None
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read: {str(error)[:120]}; it is damaged or not a table") from None
+        raise DataError(f"{shown} cannot be read: {str(error)[:120]}; it is damaged or not a table") from None
 
 
 def _open_table(path: Path, column: str) -> tuple[Any, Iterable[Any]]:
@@ -68,7 +69,7 @@ def _open_table(path: Path, column: str) -> tuple[Any, Iterable[Any]]:
     return stream.schema, stream
 
 
-def _find_column(schema: Any, column: str, path: Path) -> tuple[list[str], str]:
+def _find_column(schema: Any, column: str, shown: str) -> tuple[list[str], str]:
     """The keys that lead to a column of texts, and its type."""
     keys = [column] if column in schema.names else column.split(".")
     fields, kind = {field.name: field.type for field in schema}, None
@@ -77,17 +78,19 @@ def _find_column(schema: Any, column: str, path: Path) -> tuple[list[str], str]:
             above = "".join(f"{one}." for one in keys[:place])
             known = ", ".join(above + name for name in list(fields)[:8])
             raise DataError(
-                f"{path} has no column {column!r} but {known or 'none'}; name the column of the text with --field"
+                f"{shown} has no column {column!r} but {known or 'none'}; name the column of the text with --field"
             )
         kind = fields[key]
         fields = {kind.field(k).name: kind.field(k).type for k in range(kind.num_fields)} if _is_struct(kind) else {}
     if fields:
         known = ", ".join(f"{column}.{name}" for name in list(fields)[:8])
-        raise DataError(f"the column {column!r} of {path} has fields; name the one with the text with --field: {known}")
+        raise DataError(
+            f"the column {column!r} of {shown} has fields; name the one with the text with --field: {known}"
+        )
     stored = str(getattr(kind, "value_type", kind)) if str(kind).startswith("dictionary<") else str(kind)
     if stored not in (*_STRINGS, *_BINARY):
         raise DataError(
-            f"the column {column!r} of {path} has the type {str(kind)[:80]}, not string; use another --field"
+            f"the column {column!r} of {shown} has the type {str(kind)[:80]}, not string; use another --field"
         )
     return keys, stored
 

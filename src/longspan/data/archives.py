@@ -6,6 +6,7 @@ in exclusive mode, so nothing is overwritten, and the bytes written are counted 
 """
 
 import bz2
+import errno
 import gzip
 import io
 import lzma
@@ -73,6 +74,7 @@ _STREAM_OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lz
 _MAX_MEMBERS = 100_000
 _MAX_HEADER_BYTES = 1 << 16
 _MAX_NAME_BYTES, _MAX_PATH_BYTES, _MAX_DEPTH = 255, 1000, 32
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNPACK_ERRORS = (
     OSError,
     EOFError,
@@ -113,7 +115,7 @@ def unpack(
 
     Errors call the archive `shown`.
 
-    After an error, `folder` contains the files unpacked so far; the caller removes them.
+    A full disk is an OSError. After an error, `folder` contains the files unpacked so far; the caller removes them.
     """
     shown = shown or str(path)
     try:
@@ -132,6 +134,8 @@ def unpack(
     except FileNotFoundError:
         raise DataError(f"there is no file {shown}; check the name") from None
     except _UNPACK_ERRORS as error:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            raise  # the archive is not to blame
         raise DataError(
             f"{shown} cannot be unpacked: {error or type(error).__name__}; it is damaged or incomplete, get it again"
         ) from None

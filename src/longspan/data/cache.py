@@ -38,6 +38,12 @@ def cache_folder(cache: Path | None = None) -> Path:
     return folder.resolve()
 
 
+def not_written(path: Path, error: OSError) -> DataError:
+    """The error of a file of the cache that cannot be written, for example because the disk is full."""
+    fix = "free some space, or set LONGSPAN_CACHE to a folder on another disk"
+    return DataError(f"{path} cannot be written: {error.strerror or error}; {fix}")
+
+
 @contextlib.contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
     """A temporary folder to fill, renamed to `target` on success and removed on failure.
@@ -57,7 +63,7 @@ def atomic_folder(target: Path) -> Iterator[Path]:
                 raise
         sync(target.parent)
     except OSError as error:
-        raise DataError(f"{target} cannot be written: {error.strerror or error}") from None
+        raise not_written(target, error) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -87,7 +93,7 @@ def resumable_folder(target: Path) -> Iterator[Path | None]:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
     except OSError as error:
-        raise DataError(f"{target} cannot be written: {error.strerror or error}") from None
+        raise not_written(target, error) from None
 
 
 @contextlib.contextmanager
@@ -107,7 +113,7 @@ def scratch_folder(target: Path) -> Iterator[Path]:
                 raise
             shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
-        raise DataError(f"{temporary} cannot be written: {error.strerror or error}") from None
+        raise not_written(temporary, error) from None
 
 
 @contextlib.contextmanager
@@ -181,7 +187,7 @@ def write_atomic(path: Path, write: Callable[[Any], object]) -> None:
         finally:
             Path(temporary).unlink(missing_ok=True)
     except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror or error}") from None
+        raise not_written(path, error) from None
 
 
 def read_json(path: Path) -> Any:

@@ -11,7 +11,17 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from longspan.data.archives import archive_kind, default_limit, unpack
-from longspan.data.cache import atomic_folder, cache_folder, digests, key, read_json, remove_folder, sha256, write_json
+from longspan.data.cache import (
+    atomic_folder,
+    cache_folder,
+    digests,
+    key,
+    not_written,
+    read_json,
+    remove_folder,
+    sha256,
+    write_json,
+)
 from longspan.data.convert import find_encoding, transcode
 from longspan.data.corpora import CORPORA, Corpus
 from longspan.data.json_lines import json_lines_field
@@ -65,6 +75,13 @@ def read_standard_input(cache: Path | None = None) -> Path:
     if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
         raise DataError("standard input cannot be read by several processes; write it to a file and use that as data")
     folder = cache_folder(cache) / _STANDARD_INPUT
+    try:
+        return _copy_standard_input(folder)
+    except OSError as error:
+        raise not_written(folder, error) from None
+
+
+def _copy_standard_input(folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     with tempfile.NamedTemporaryFile(prefix=".part-", dir=folder) as file:
         while block := sys.stdin.buffer.read(1 << 20):

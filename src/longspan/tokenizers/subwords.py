@@ -2,6 +2,7 @@
 
 import json
 import re
+import tempfile
 import warnings
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -151,12 +152,20 @@ class SubwordTokenizer(Tokenizer):
 
     def save(self, folder: Path) -> None:
         """Write tokenizer.json and tokenizer_config.json, which `transformers` and the `tokenizers` library read."""
-        folder.mkdir(parents=True, exist_ok=True)
-        readable = json.dumps(json.loads(self.definition), ensure_ascii=False, indent=1)
-        (folder / "tokenizer.json").write_text(readable, "utf-8")
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         end = {} if self.document_end is None else {"eos_token": self.document_end}
-        (folder / "tokenizer_config.json").write_text(json.dumps(config | end, indent=1), "utf-8")
+        readable = json.dumps(json.loads(self.definition), ensure_ascii=False, indent=1)
+        files = {"tokenizer_config.json": json.dumps(config | end, indent=1), "tokenizer.json": readable}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as part:
+                for name, text in files.items():
+                    Path(part, name).write_text(text, "utf-8")
+                for name in files:  # complete files, so that neither a full disk nor Ctrl-C leaves a part of one
+                    Path(part, name).replace(folder / name)
+        except OSError as error:
+            reason = error.strerror or error
+            raise DataError(f"{folder} cannot be written: {reason}; free some space, or use another folder") from None
 
 
 def _end_of_documents(config: Path) -> str | None:

@@ -155,6 +155,18 @@ def test_the_files_of_a_saved_data_set(tmp_path: Path, cache: Path) -> None:
         (folder / "state.json").write_text('{"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}')
     (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "validation", "test"]}')
     assert [documents(tmp_path / "saved", split, cache) for split in SPLITS] == list(parts.values())
+    state = tmp_path / "saved" / "test" / "state.json"
+    for damaged in (
+        "",
+        "{",
+        "[1]",
+        '{"_data_files": 3}',
+        '{"_data_files": [3]}',
+        '{"_data_files": [{"filename": "x"}]}',
+    ):
+        state.write_text(damaged)
+        with pytest.raises(DataError, match=r"saved/test .*state\.json|state\.json in .*saved/test"):
+            open_corpus(tmp_path / "saved", "train", cache=cache)
 
 
 def test_data_sets_saved_to_disk(tmp_path: Path, cache: Path) -> None:

@@ -172,7 +172,7 @@ def _find_documents(path: Path, cache: Path, form: TextFormat, shown: str | None
     Errors call the file `shown` (default: its path).
     """
     if path.is_dir():
-        names = _without_metadata(path, _list_files(path))
+        names = _without_metadata(path, _list_files(path), str(path))
         return [document for inner in names for document in _expand(inner, path / inner, cache, form)]
     if path.is_file():
         return _expand(path.name, path, cache, form, shown)
@@ -215,19 +215,29 @@ def _replace_held_out(
     return found
 
 
-def _without_metadata(root: Path, names: Sequence[str]) -> list[str]:
+def _without_metadata(root: Path, names: Sequence[str], shown: str) -> list[str]:
     """The files with text: of a data set saved by `datasets`, the tables that its state.json lists."""
-    folders = {PurePosixPath(name).parent for name in names if PurePosixPath(name).name == "state.json"}
-    tables: dict[PurePosixPath, set[str]] = {}
-    for folder in folders:
-        state = read_json(root / folder / "state.json")
-        listed = state.get("_data_files") if isinstance(state, dict) else None
-        if isinstance(listed, list) and str(folder / "dataset_info.json") in names:
-            tables[folder] = {str(entry.get("filename")) for entry in listed if isinstance(entry, dict)}
-    above = {folder.parent / "dataset_dict.json" for folder in tables}
     paths = [PurePosixPath(name) for name in names]
+    known = set(paths)
+    folders = [p.parent for p in paths if p.name == "state.json" and p.with_name("dataset_info.json") in known]
+    tables = {folder: _listed_tables(root / folder, str(PurePosixPath(shown) / folder)) for folder in folders}
+    above = {folder.parent / "dataset_dict.json" for folder in tables}
     kept = [p for p in paths if p not in above and (p.parent not in tables or p.name in tables[p.parent])]
     return [str(path) for path in kept]
+
+
+def _listed_tables(folder: Path, shown: str) -> set[str]:
+    """The tables that the state.json of a saved data set lists."""
+    state = read_json(folder / "state.json")
+    listed = state.get("_data_files") if isinstance(state, dict) else None
+    entries = listed if isinstance(listed, list) else []
+    names = {str(entry["filename"]) for entry in entries if isinstance(entry, dict) and "filename" in entry}
+    if not names:
+        raise DataError(f"the state.json in {shown} lists no tables; it is damaged, so save the data set again")
+    for name in sorted(names):
+        if not (folder / name).is_file():
+            raise DataError(f"{shown} has no {name[:80]}, which its state.json lists; save the data set again")
+    return names
 
 
 def _expand(name: str, path: Path, cache: Path, form: TextFormat, shown: str | None = None) -> list[Document]:
@@ -252,7 +262,7 @@ def _unpacked(
     target = cache / "unpacked" / f"{digests([path], cache)[0][:32]}-{path.name[:100]}"
     folder = _cached_folder(target, cache, partial(unpack, path, limit=left, shown=shown + inner))
     found = []
-    for below in _without_metadata(folder, _list_files(folder)):
+    for below in _without_metadata(folder, _list_files(folder), shown + inner):
         files = _unpacked(f"{inner}/{below}", folder / below, cache, shown, left, depth + 1)
         left -= sum(file.stat().st_size for _, file in files)
         found += files

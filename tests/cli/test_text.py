@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +51,29 @@ def test_a_tokenizer_is_trained_used_and_compared(cli: Cli, rows: Path) -> None:
     found = load("run").score(LINES[0])
     assert found.bits_per_byte == pytest.approx(found.bits * found.scored / len(LINES[0].encode()))
     assert cli("generate", "run", "-p", "Line", "-n", 5).code == 0
+
+
+INTERRUPTED = """
+import os, signal, sys, time
+from longspan.cli.main import main
+from longspan.data import encoded, sample
+
+def find_source(*_, **__):
+    exec("os.kill(os.getpid(), signal.SIGINT); time.sleep(20)")  # an import that makes a dataclass ends so
+
+encoded.find_source = sample.find_source = find_source
+main()
+"""
+
+
+@pytest.mark.parametrize("command", ["tokenizer train --vocabulary 300 --out bpe --data", "data info"])
+def test_an_interrupt_is_one_line(command: str, rows: Path, tmp_path: Path) -> None:
+    """Also while a library works in another thread."""
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED)
+    words = [sys.executable, "-m", "interrupted", *command.split(), rows]  # as in `python -m longspan`
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=30, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "longspan: interrupted\n")
+    assert not (tmp_path / "bpe").exists()
 
 
 def test_info_lists_files_and_tokens_of_every_split(cli: Cli, rows: Path) -> None:

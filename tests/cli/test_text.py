@@ -89,6 +89,30 @@ def test_info_lists_files_and_tokens_of_every_split(cli: Cli, rows: Path) -> Non
     cli("data", "info", rows).refused("line 1", "'body'")
 
 
+def test_info_fails_if_a_split_cannot_be_used(cli: Cli, tmp_path: Path) -> None:
+    """The other splits are described. A split that nothing is named after is no error."""
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "train.txt").write_text("abc\n" * 9)
+    (tmp_path / "c" / "test.txt").write_text("aé")
+    assert cli("data", "info", "c").code == 0
+    for json_flag in ([], ["--json"]):
+        result = cli("data", "info", "c", "--tokenizer", "characters", *json_flag)
+        result.refused("c/test.txt", "'é'")
+    splits = result.json["splits"]
+    assert (splits["train"]["tokens"], splits["test"]["files"]) == (35, ["test.txt"])  # by hand: 5% of 36 bytes is 1
+    assert "'é'" in splits["test"]["error"]
+    (tmp_path / "c" / "dev.txt").touch()
+    result = cli("data", "info", "c", "--json")
+    result.refused("valid split", "dev.txt has no text")
+    assert result.json["splits"]["valid"]["files"] == ["dev.txt"]
+    result = cli("data", "info", "c")
+    result.refused("valid split")
+    assert "valid: no text in dev.txt" in result.out
+    (tmp_path / "c" / "test.txt").unlink()
+    (tmp_path / "c" / "dev.txt").write_text("cab")
+    assert set(cli("data", "info", "c", "--json").json["splits"]) == {"train", "valid"}
+
+
 def test_info_describes_a_corpus_without_training_text(cli: Cli, tmp_path: Path) -> None:
     """By hand: seven sentences of two words, each after <S>, and one more <S> at the end of each file."""
     folder = CORPORA["lm1b"].folder(tmp_path / "cache")

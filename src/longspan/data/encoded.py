@@ -123,21 +123,42 @@ class Encoded:
         return _describe(str(self.split), f"{len(self):,} tokens in ", self.files)
 
 
-def describe_all(text: Encoded, open_split: Callable[[str], Encoded]) -> list[str]:
-    """One line per split of a text that has files, with tokens and files, and one for unused files.
+def open_each(text: Encoded, open_split: Callable[[str], Encoded]) -> dict[str, Encoded | DataError]:
+    """Every split of a text, or the error that says why it has no tokens."""
+    found: dict[str, Encoded | DataError] = {}
+    for split in SPLITS:
+        try:
+            found[split] = text if split == text.split else open_split(split)
+        except DataError as error:
+            found[split] = error
+    return found
+
+
+def describe_each(text: Encoded, each: Mapping[str, Encoded | DataError]) -> list[str]:
+    """One line per split that has files, with tokens and files, and one for unused files.
 
     If no split has a file, the tokens are those of all files."""
     lines = []
     undivided = text.split is None and not any(text.splits.get(split) for split in SPLITS)
     for split, files in text.splits.items():
-        count = f"{len(text):,} tokens in " if undivided else ""
-        if split in SPLITS and files:
-            try:
-                count = f"{len(text if split == text.split else open_split(split)):,} tokens in "
-            except DataError as error:
-                count = f"cannot be encoded, because {error}: "
+        count, found = f"{len(text):,} tokens in " if undivided else "", each.get(split)
+        if isinstance(found, DataError):
+            files = files_of(text, split, found)
+            count = "no text in " if isinstance(found, EmptySplitError) else f"cannot be encoded, because {found}: "
+        elif found is not None:
+            count = f"{len(found):,} tokens in "
         lines += [_describe(split, count, files)] if files else []
     return lines
+
+
+def files_of(text: Encoded, split: str, error: DataError) -> tuple[str, ...]:
+    """The files of a split that cannot be encoded. A split that nothing is named after has none."""
+    return error.files if isinstance(error, EmptySplitError) else text.splits.get(split, ())
+
+
+def describe_all(text: Encoded, open_split: Callable[[str], Encoded]) -> list[str]:
+    """The lines of `describe_each`."""
+    return describe_each(text, open_each(text, open_split))
 
 
 def open_any_split(open_split: Callable[[str | None], Encoded]) -> Encoded:

@@ -21,7 +21,11 @@ _WHITESPACE = b" \t\n\r\x0b\x0c"
 
 
 class EmptySplitError(DataError):
-    """A split without text, of a corpus that has some."""
+    """A split without text, of a corpus that has some. `files` are named after the split and empty."""
+
+    def __init__(self, message: str, files: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.files = tuple(files)
 
 
 @dataclass(frozen=True)
@@ -201,8 +205,10 @@ def split_pieces(
         if any(document.split for document in documents):
             fix = f"name a file {split}.txt or a folder {split} in it, or set data.{split}"
             fix = "all of it is held out, so add text to train on" if split == "train" else fix
+        files = [document.name for document in documents if document.split == split]
+        fix = f"{files[0]} has no text, so add some or remove it" if files else fix
         total = f"{len(documents)} document{'s' * (len(documents) > 1)}, {sum(d.size for d in documents):,} bytes"
-        raise EmptySplitError(f"the {split} split of {name} is empty ({total}); {fix}")
+        raise EmptySplitError(f"the {split} split of {name} is empty ({total}); {fix}", files)
     return [piece for piece in pieces if piece.size]
 
 

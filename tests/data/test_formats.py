@@ -249,6 +249,25 @@ def test_a_tokenizer_that_loses_text_is_reported(tmp_path: Path, cache: Path) ->
         assert [w.category for w in caught] == ([] if lossless else [DataWarning])
 
 
+@pytest.mark.parametrize("kind", ["words", "subwords"])
+def test_a_text_of_unknown_words_is_reported(kind: str, tmp_path: Path, cache: Path) -> None:
+    """By hand: train has no unknown token, five of the six tokens of valid are, and half of those of test."""
+    (tmp_path / "c").mkdir()
+    for name, text in (("train", "a b a b a b\n"), ("valid", "x x x x x\n"), ("test", "x x a\n")):
+        (tmp_path / "c" / f"{name}.txt").write_text(text if kind == "words" else text.replace(" ", ""))
+    tokenizer: Any = kind
+    if kind == "subwords":
+        tokenizers = pytest.importorskip("tokenizers")
+        model = tokenizers.models.BPE({"<unk>": 0, "a": 1, "b": 2, "\n": 3}, [], unk_token="<unk>")
+        tokenizer = SubwordTokenizer(tokenizers.Tokenizer(model).to_str())
+    for split in SPLITS:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            open_corpus(tmp_path / "c", split, tokenizer, cache=cache)
+        found = [str(w.message) for w in caught if "vocabulary" in str(w.message)]
+        assert ["83%" in one and "valid" in one for one in found] == ([True] if split == "valid" else [])
+
+
 @pytest.mark.parametrize("form", ["gz", "tar", "encoding", "stdin"])
 def test_errors_name_the_file_of_the_user(
     form: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch

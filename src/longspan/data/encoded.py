@@ -48,6 +48,7 @@ from longspan.tokenizers import Ids, Tokenizer, WordTokenizer, tokenizer_from_di
 from longspan.tokenizers.text import read_blocks
 
 _SAMPLE_BYTES = 1 << 14
+_SAMPLE_TOKENS = 1 << 20
 
 Progress = Callable[[int, int], None]
 
@@ -237,6 +238,7 @@ def open_corpus(
     if isinstance(source.split, ByName):
         warn_about_json_lines(source.documents)
     _warn_about_lost_text(source.name, pieces, chosen)
+    _warn_about_unknown(found)
     return dataclasses.replace(found, splits=describe_splits(source.documents, source.split, spec.unit))
 
 
@@ -250,6 +252,22 @@ def _warn_about_lost_text(name: str, pieces: Sequence[Piece], tokenizer: Tokeniz
         warnings.warn(
             f"the tokenizer changes or drops characters of {name}, so scores per byte and per word are too low to "
             "compare with others; use a tokenizer of bytes or with a byte fallback",
+            DataWarning,
+            stacklevel=3,
+        )
+
+
+def _warn_about_unknown(text: Encoded) -> None:
+    """Warn if most tokens of a text are not in the vocabulary, in a sample of a large text."""
+    if text.tokenizer.unknown is None:
+        return
+    sample = text.ids[:: max(1, len(text) // _SAMPLE_TOKENS)]
+    share = np.count_nonzero(sample == text.tokenizer.unknown) / len(sample)
+    if share > 0.5:
+        part = f"the {text.split} split of {text.name}" if text.split else text.name
+        warnings.warn(
+            f"{share:.0%} of the tokens of {part} are not in the vocabulary of the tokenizer, so scores mean little; "
+            "use a tokenizer that was made from such text, or one of bytes",
             DataWarning,
             stacklevel=3,
         )

@@ -62,6 +62,11 @@ class SubwordTokenizer(Tokenizer):
         return None if self.document_end is None else int(self._library.token_to_id(self.document_end))
 
     @cached_property
+    def unknown(self) -> int | None:
+        model = json.loads(self.definition)["model"]
+        return model.get("unk_id") if model.get("unk_token") is None else self.token_id(model["unk_token"])
+
+    @cached_property
     def _library(self) -> Any:
         return _from_json(self.definition)
 

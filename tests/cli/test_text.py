@@ -158,7 +158,9 @@ def test_fine_tuning_starts_from_a_model(cli: Cli, rows: Path, tmp_path: Path) -
     assert cli("train", "--out", "c", "--resume", "auto", *sets("training.steps=31")).code == 0
     tuned[-1] = "moved"
     cli(*tuned, "--out", "d", *sets("data.tokenizer=bytes")).refused("bytes", "characters", "data.tokenizer")
-    cli(*tuned, "--out", "d", *sets("model.width=48")).refused("moved", "do not fit")
+    cli(*tuned, "--out", "d", *sets("model.width=48")).refused("moved", "model.width=48", "instead of 16")
+    cli(*tuned, "--out", "d", *sets("model.layers=3", "model.dropout=0.3")).refused("model.layers=3 instead of 1;")
+    cli(*tuned, "--out", "d", *sets("model.family=rotary")).refused("rotary", "transformer-xl", "moved")
     cli(*tuned[:-1], "none", "--out", "d").refused("none")
 
 

@@ -183,7 +183,7 @@ def test_sentences_are_scored_with_an_empty_memory(cli: Cli, tmp_path: Path) -> 
     assert apart["nats"] == pytest.approx(sum(one.nats * one.scored for one in each) / 16, rel=1e-5)
     assert packed["nats"] != pytest.approx(apart["nats"], rel=1e-4)
     held_out = folder / "news.en.heldout-00000-of-00050"
-    cli("eval", "--data", held_out, "--sentences").refused("--sentences")
+    cli("eval", "--data", held_out, "--sentences").refused("--sentences", "data.sentences", "bytes", "lm1b-authors")
 
 
 def test_every_command_reads_json_lines_and_encodings(

@@ -105,8 +105,8 @@ class Encoded:
         boundary = self.tokenizer.boundary_id if isinstance(self.tokenizer, WordTokenizer) else None
         if boundary is None:
             raise DataError(
-                f"the tokenizer of {self.name} does not mark sentences, as that of lm1b does with <S>; "
-                "leave out --sentences"
+                f"{self.name} is encoded as {self.tokenizer.kind} without a mark between sentences, such as the <S> of "
+                "the tokenizer lm1b-authors; leave out --sentences (data.sentences in a recipe)"
             )
         starts = np.flatnonzero(self.ids[:-1] == boundary).astype(np.int64)
         fingerprint = hashlib.sha256(f"{self.fingerprint} by sentence".encode("ascii")).hexdigest()

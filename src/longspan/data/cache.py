@@ -199,7 +199,11 @@ def read_json(path: Path) -> Any:
 
 
 def sha256(path: Path) -> str:
-    digest = hashlib.sha256()
+    return file_digest(path, "sha256")
+
+
+def file_digest(path: Path, algorithm: str) -> str:
+    digest = hashlib.new(algorithm, usedforsecurity=False)
     for block in read_blocks(path):
         digest.update(block)
     return digest.hexdigest()

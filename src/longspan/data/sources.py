@@ -242,7 +242,7 @@ def _listed_tables(folder: Path, shown: str) -> set[str]:
 
 def _expand(name: str, path: Path, cache: Path, form: TextFormat, shown: str | None = None) -> list[Document]:
     """The document of a file, or the documents of an archive."""
-    files = _unpacked("", path.resolve(), cache, shown or str(path))
+    files = _unpacked("", path.absolute(), cache, shown or str(path))
     return [_read_as(name + inner, file, cache, form, (shown or str(path)) + inner) for inner, file in files]
 
 
@@ -270,7 +270,11 @@ def _unpacked(
 
 
 def _read_as(name: str, path: Path, cache: Path, form: TextFormat, shown: str) -> Document:
-    """The document of a file, which errors call `shown`. Tables and other encodings are converted in the cache."""
+    """The document of a file, which errors call `shown`. Tables and other encodings are converted in the cache.
+
+    Its name says what it is, not that of the file it links to: the cache of `huggingface_hub` has links to files named
+    after their hashes.
+    """
     if path.suffix.lower() in TABLES:
         write = partial(write_table, path, form.field or FIELD, form.encoding, shown)
         path = _convert(path, cache, FIELD + ".jsonl", write, form.field, form.encoding)
@@ -278,7 +282,7 @@ def _read_as(name: str, path: Path, cache: Path, form: TextFormat, shown: str) -
     if form.encoding is not None:
         path = _convert(path, cache, path.name, partial(transcode, path, form.encoding, shown), form.encoding)
     field = json_lines_field(path, form.field)
-    return dataclasses.replace(_document(name, path), field=field, shown=shown)
+    return dataclasses.replace(_document(name, path.resolve()), field=field, shown=shown)
 
 
 def _convert(path: Path, cache: Path, name: str, write: Callable[[Path], None], *options: str | None) -> Path:
@@ -315,14 +319,26 @@ def _list_files(root: Path, excluded: frozenset[str] = frozenset()) -> list[str]
         )
 
     found = []
+    seen = {_identity(root)}
     try:
-        for folder, inner, files in os.walk(root, onerror=fail):
-            inner[:] = [name for name in inner if name not in excluded and not name.startswith(".")]
+        for folder, inner, files in os.walk(root, onerror=fail, followlinks=True):
+            below = sorted(name for name in inner if name not in excluded and not name.startswith("."))
+            inner.clear()
+            for name in below:
+                identity = _identity(Path(folder, name))
+                if identity not in seen:  # else a link to a folder that was listed, perhaps to one that contains it
+                    seen.add(identity)
+                    inner.append(name)
             paths = (Path(folder, name) for name in files if not name.startswith("."))
             found += [path.relative_to(root).as_posix() for path in paths if path.is_file()]
     except OSError as error:  # a folder that can be listed but not entered
         fail(error)
     return sorted(found)
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
 
 
 def _document(name: str, path: Path) -> Document:

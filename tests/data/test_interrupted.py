@@ -1,5 +1,6 @@
 """Preparation of a text: killed and continued, on a full disk, and in bounded memory."""
 
+import errno
 import gzip
 import io
 import json
@@ -8,12 +9,14 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -128,6 +131,19 @@ def test_a_full_disk_leaves_nothing_behind(name: str, tmp_path: Path, monkeypatc
         with full_disk(limit), pytest.raises(DataError, match=r"written: File too large; free .*LONGSPAN_CACHE"):
             open_corpus(find(), cache=cache)
         assert not list(cache.rglob(".part-*"))
+
+
+def test_errors_of_the_file_system_name_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    denied = PermissionError(errno.EACCES, "Permission denied")
+    (tmp_path / "cache").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "mkstemp", Mock(side_effect=denied))
+        with pytest.raises(DataError, match=r"digests.*Permission denied; set LONGSPAN_CACHE"):
+            open_corpus(tmp_path / "a.txt", cache=tmp_path / "cache")
+    monkeypatch.setattr(Path, "open", Mock(side_effect=denied))
+    with pytest.raises(DataError, match=r"a\.txt.*Permission denied; change its permissions"):
+        open_corpus(tmp_path / "a.txt", cache=tmp_path / "cache")
 
 
 def test_a_full_disk_leaves_no_part_of_a_tokenizer(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ in exclusive mode, so nothing is overwritten, and the bytes written are counted 
 """
 
 import bz2
-import errno
 import gzip
 import io
 import lzma
@@ -20,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from longspan.errors import DataError
+from longspan.tokenizers.text import FULL
 
 _TAR_SUFFIXES = {".tar": "", ".tgz": ".gz", ".tbz": ".bz2", ".tbz2": ".bz2", ".txz": ".xz", ".tzst": ".zst"}
 
@@ -74,7 +74,6 @@ _STREAM_OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lz
 _MAX_MEMBERS = 100_000
 _MAX_HEADER_BYTES = 1 << 16
 _MAX_NAME_BYTES, _MAX_PATH_BYTES, _MAX_DEPTH = 255, 1000, 32
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNPACK_ERRORS = (
     OSError,
     EOFError,
@@ -134,7 +133,7 @@ def unpack(
     except FileNotFoundError:
         raise DataError(f"there is no file {shown}; check the name") from None
     except _UNPACK_ERRORS as error:
-        if isinstance(error, OSError) and error.errno in _FULL:
+        if isinstance(error, OSError) and error.errno in FULL:
             raise  # the archive is not to blame
         raise DataError(
             f"{shown} cannot be unpacked: {error or type(error).__name__}; it is damaged or incomplete, get it again"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from longspan.errors import DataError
-from longspan.tokenizers.text import read_blocks
+from longspan.tokenizers.text import not_read, read_blocks, space_hint
 
 _STALE_SECONDS = 24 * 3600.0
 # A file hashed this soon after its last write could change again with the same times (git's "racy" files).
@@ -40,8 +40,9 @@ def cache_folder(cache: Path | None = None) -> Path:
 
 def not_written(path: Path, error: OSError) -> DataError:
     """The error of a file of the cache that cannot be written, for example because the disk is full."""
-    fix = "free some space, or set LONGSPAN_CACHE to a folder on another disk"
-    return DataError(f"{path} cannot be written: {error.strerror or error}; {fix}")
+    return DataError(
+        f"{path} cannot be written: {error.strerror or error}; {space_hint(error)}set LONGSPAN_CACHE to another folder"
+    )
 
 
 @contextlib.contextmanager
@@ -219,7 +220,7 @@ def signature(path: Path) -> list[int]:
     try:
         found = path.stat()
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+        raise not_read(path, error) from None
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
 

@@ -29,6 +29,7 @@ from longspan.data.splits import HELD_OUT, ByName, Document, SplitRule, named_sp
 from longspan.data.tables import FIELD, TABLES, write_table
 from longspan.data.tokenizer_specs import find_tokenizer_spec
 from longspan.errors import DataError, UnknownNameError
+from longspan.tokenizers.text import not_read
 
 # Tests differ between installations, and some of their files are invalid Python on purpose.
 _EXCLUDED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
@@ -345,4 +346,4 @@ def _document(name: str, path: Path) -> Document:
     try:
         return Document(name, path, path.stat().st_size)
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+        raise not_read(path, error) from None

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from longspan.errors import CheckpointError, DataError, DataWarning
 from longspan.tokenizers.characters import code_points, utf8_sizes
-from longspan.tokenizers.text import decode_utf8, to_bytes
+from longspan.tokenizers.text import decode_utf8, not_read, space_hint, to_bytes
 from longspan.tokenizers.tokenizer import FORMAT, Ids, Offsets, Tokenizer, Unit, stored_value
 
 # A text is encoded in segments of at least _SEGMENT and at most _LONGEST characters. Where a line or a word begins
@@ -169,8 +169,8 @@ class SubwordTokenizer(Tokenizer):
                 for name in files:  # complete files, so that neither a full disk nor Ctrl-C leaves a part of one
                     Path(part, name).replace(folder / name)
         except OSError as error:
-            reason = error.strerror or error
-            raise DataError(f"{folder} cannot be written: {reason}; free some space, or use another folder") from None
+            reason = f"{error.strerror or error}; {space_hint(error)}use another folder"
+            raise DataError(f"{folder} cannot be written: {reason}") from None
 
 
 def _end_of_documents(config: Path) -> str | None:
@@ -185,7 +185,7 @@ def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+        raise not_read(path, error) from None
     except (ValueError, RecursionError):
         raise DataError(f"{path} is not JSON; it is damaged, so copy it again or remove it") from None
 

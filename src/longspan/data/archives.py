@@ -150,7 +150,8 @@ class _Extractor:
         self.members = self.bytes = 0
 
     def error(self, name: str, problem: str) -> DataError:
-        return DataError(f"{self.archive} is not unpacked: its member {name[:80]!r} {problem}")
+        fix = "if you trust it, unpack it yourself and use the folder"
+        return DataError(f"{self.archive} is not unpacked: its member {name[:80]!r} {problem}; {fix}")
 
     def target(self, name: str) -> Path:
         """The path a member is written to. Names that point outside the folder, or to no file, are errors."""
@@ -288,7 +289,7 @@ def _unzip(path: Path, extractor: _Extractor, only: Collection[str] | None) -> N
             if "\0" in member.orig_filename:
                 raise extractor.error(member.orig_filename, "has no usable name")
             if member.flag_bits & 1:
-                raise extractor.error(member.filename, "is encrypted; unpack it yourself and use the folder")
+                raise extractor.error(member.filename, "is encrypted")
             if mode not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise extractor.error(member.filename, "is neither a file nor a folder")
             if member.is_dir():

@@ -66,7 +66,7 @@ _WIKIPEDIA = "CC BY-SA / GFDL (Wikipedia)"
 _ENWIK8 = CorpusFile("enwik8", 100_000_000, "2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8")
 _ENWIK8_URL = "http://mattmahoney.net/dc/enwik8.zip"
 _ENWIK8_ZIP = "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"
-# The SHA-1 of this file and of WikiText-103 are those of Apache MXNet, whose list for WikiText-2 fits our SHA-256.
+# The SHA-1 of text8 and WikiText-103 are from GluonNLP and Apache MXNet. Theirs of WikiText-2 are those of our files.
 _TEXT8 = CorpusFile("text8", 100_000_000, sha1="0dc3edebc970dcc96137e7deda4d9995af9d93de")
 _TEXT8_URL = "http://mattmahoney.net/dc/text8.zip"
 _TEXT8_ZIP = "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232"

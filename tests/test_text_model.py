@@ -31,6 +31,7 @@ def test_text_and_tokens_give_the_same_losses_and_hidden_states(folder: Path) ->
     score, layers = model.score(text), model.hidden_states(text)
     torch.testing.assert_close(torch.from_numpy(score.losses[:8]), losses[0])
     assert (score.scored, len(score.losses), len(layers)) == (len(text) - 1, len(text) - 1, 3)
+    assert score.bits_per_byte == pytest.approx(score.bits)  # of the predicted bytes, all but the first
     torch.testing.assert_close(layers[1][:8], hidden[1][0])
     assert logits.shape == (1, 8, 256)
     assert int(state.length) == 8

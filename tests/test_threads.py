@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import threading
 import time
 from pathlib import Path
 
@@ -9,7 +11,14 @@ import pytest
 import torch
 
 from longspan import threads
-from longspan.threads import CoreUse, free_cores, prepare_threads, set_threads
+from longspan.threads import (
+    CoreUse,
+    free_cores,
+    has_abandoned_threads,
+    prepare_threads,
+    run_interruptibly,
+    set_threads,
+)
 from longspan.training.folder import recorded_threads
 
 
@@ -72,3 +81,22 @@ def test_settings_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_resumed_run_keeps_its_threads(tmp_path: Path, about: object, expected: int) -> None:
     (tmp_path / "run.json").write_text(json.dumps(about))
     assert recorded_threads(tmp_path) == expected
+
+
+def test_interrupted_work_is_abandoned() -> None:
+    """Ctrl-C is handled although the work goes on, as in a library that does not look for it."""
+    began, end = threading.Event(), threading.Event()
+
+    def work() -> None:
+        began.set()
+        end.wait(30)
+
+    sender = threading.Thread(target=lambda: (began.wait(30), os.kill(os.getpid(), signal.SIGINT)))
+    sender.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_interruptibly(work)
+    assert has_abandoned_threads()
+    end.set()
+    sender.join()
+    with pytest.raises(ZeroDivisionError):
+        run_interruptibly(lambda: 1 / 0)

@@ -1,4 +1,4 @@
-"""CPU threads: how many, and how they wait for each other.
+"""CPU threads: how many, how they wait for each other, and work that Ctrl-C can interrupt.
 
 A step of a small model is a few hundred short parallel regions. At the end of each one, threads wait for the slowest.
 By default they spin for milliseconds. Beside other work a spinning thread uses up the time of the thread it waits for,
@@ -6,13 +6,16 @@ and two threads run at a tenth of the speed of one. So threads sleep while they 
 """
 
 import os
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 STATISTICS = Path("/proc/stat")
 SHORTEST = 0.2
 """Seconds over which the use of the cores is measured, at least."""
+_INTERRUPTIBLE, _WAIT_SECONDS = "longspan-interruptible", 0.1
 
 
 _start: "CoreUse | None" = None
@@ -78,3 +81,29 @@ def set_threads(threads: int = 0, since: CoreUse | None = None) -> None:
         threads = free_cores(since) or 0
     if threads:
         torch.set_num_threads(min(threads, 1024))
+
+
+def run_interruptibly(work: Callable[[], object]) -> None:
+    """Run `work` in a thread, so that Ctrl-C is handled at once. A library may handle it only when it has finished.
+
+    After Ctrl-C the thread is abandoned: it runs on until it is done or the process ends.
+    """
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name=_INTERRUPTIBLE, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(_WAIT_SECONDS)  # a signal that another thread receives does not end a wait without a limit
+    if errors:
+        raise errors[0]
+
+
+def has_abandoned_threads() -> bool:
+    """Whether a thread of `run_interruptibly` still runs."""
+    return any(thread.name == _INTERRUPTIBLE for thread in threading.enumerate())

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +53,29 @@ def test_a_tokenizer_is_trained_used_and_compared(cli: Cli, rows: Path) -> None:
     assert cli("generate", "run", "-p", "Line", "-n", 5).code == 0
 
 
+INTERRUPTED = """
+import os, signal, sys, time
+from longspan.cli.main import main
+from longspan.data import encoded, sample
+
+def find_source(*_, **__):
+    exec("os.kill(os.getpid(), signal.SIGINT); time.sleep(20)")  # an import that makes a dataclass ends so
+
+encoded.find_source = sample.find_source = find_source
+main()
+"""
+
+
+@pytest.mark.parametrize("command", ["tokenizer train --vocabulary 300 --out bpe --data", "data info"])
+def test_an_interrupt_is_one_line(command: str, rows: Path, tmp_path: Path) -> None:
+    """Also while a library works in another thread."""
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED)
+    words = [sys.executable, "-m", "interrupted", *command.split(), rows]  # as in `python -m longspan`
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=30, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "longspan: interrupted\n")
+    assert not (tmp_path / "bpe").exists()
+
+
 def test_info_lists_files_and_tokens_of_every_split(cli: Cli, rows: Path) -> None:
     result = cli("data", "info", rows, "--field", "body", "--tokenizer", "words")
     assert result.code == 0, result.err
@@ -63,6 +87,30 @@ def test_info_lists_files_and_tokens_of_every_split(cli: Cli, rows: Path) -> Non
     splits = cli("data", "info", rows, "--field", "body", "--json").json["splits"]
     assert {name: facts["documents"] for name, facts in splits.items()} == {"train": 54, "valid": 3, "test": 3}
     cli("data", "info", rows).refused("line 1", "'body'")
+
+
+def test_info_fails_if_a_split_cannot_be_used(cli: Cli, tmp_path: Path) -> None:
+    """The other splits are described. A split that nothing is named after is no error."""
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "train.txt").write_text("abc\n" * 9)
+    (tmp_path / "c" / "test.txt").write_text("aé")
+    assert cli("data", "info", "c").code == 0
+    for json_flag in ([], ["--json"]):
+        result = cli("data", "info", "c", "--tokenizer", "characters", *json_flag)
+        result.refused("c/test.txt", "'é'")
+    splits = result.json["splits"]
+    assert (splits["train"]["tokens"], splits["test"]["files"]) == (35, ["test.txt"])  # by hand: 5% of 36 bytes is 1
+    assert "'é'" in splits["test"]["error"]
+    (tmp_path / "c" / "dev.txt").touch()
+    result = cli("data", "info", "c", "--json")
+    result.refused("valid split", "dev.txt has no text")
+    assert result.json["splits"]["valid"]["files"] == ["dev.txt"]
+    result = cli("data", "info", "c")
+    result.refused("valid split")
+    assert "valid: no text in dev.txt" in result.out
+    (tmp_path / "c" / "test.txt").unlink()
+    (tmp_path / "c" / "dev.txt").write_text("cab")
+    assert set(cli("data", "info", "c", "--json").json["splits"]) == {"train", "valid"}
 
 
 def test_info_describes_a_corpus_without_training_text(cli: Cli, tmp_path: Path) -> None:
@@ -110,7 +158,9 @@ def test_fine_tuning_starts_from_a_model(cli: Cli, rows: Path, tmp_path: Path) -
     assert cli("train", "--out", "c", "--resume", "auto", *sets("training.steps=31")).code == 0
     tuned[-1] = "moved"
     cli(*tuned, "--out", "d", *sets("data.tokenizer=bytes")).refused("bytes", "characters", "data.tokenizer")
-    cli(*tuned, "--out", "d", *sets("model.width=48")).refused("moved", "do not fit")
+    cli(*tuned, "--out", "d", *sets("model.width=48")).refused("moved", "model.width=48", "instead of 16")
+    cli(*tuned, "--out", "d", *sets("model.layers=3", "model.dropout=0.3")).refused("model.layers=3 instead of 1;")
+    cli(*tuned, "--out", "d", *sets("model.family=rotary")).refused("rotary", "transformer-xl", "moved")
     cli(*tuned[:-1], "none", "--out", "d").refused("none")
 
 
@@ -133,7 +183,7 @@ def test_sentences_are_scored_with_an_empty_memory(cli: Cli, tmp_path: Path) -> 
     assert apart["nats"] == pytest.approx(sum(one.nats * one.scored for one in each) / 16, rel=1e-5)
     assert packed["nats"] != pytest.approx(apart["nats"], rel=1e-4)
     held_out = folder / "news.en.heldout-00000-of-00050"
-    cli("eval", "--data", held_out, "--sentences").refused("--sentences")
+    cli("eval", "--data", held_out, "--sentences").refused("--sentences", "data.sentences", "bytes", "lm1b-authors")
 
 
 def test_every_command_reads_json_lines_and_encodings(

@@ -6,6 +6,7 @@ import io
 import lzma
 import os
 import random
+import shutil
 import stat
 import tarfile
 import zipfile
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from longspan.data import open_corpus, sources
 from longspan.data.archives import archive_kind, unpack
 from longspan.errors import DataError
 
@@ -261,5 +263,41 @@ def test_an_encrypted_zip_is_refused(tmp_path: Path) -> None:
     content[6] |= 1  # the flags of the local header; the next line sets those of the central directory
     content[content.index(b"PK\x01\x02") + 8] |= 1
     (tmp_path / "a.zip").write_bytes(content)
-    with pytest.raises(DataError, match=r"a\.zip.*'text'.*encrypted"):
+    with pytest.raises(DataError, match=r"a\.zip.*'text'.*encrypted; .*unpack it yourself"):
         unpack(tmp_path / "a.zip", tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_an_archive_is_read_like_a_folder(kind: str, tmp_path: Path) -> None:
+    """Compressed files and archives in it are unpacked, and the splits are the same."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "train.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n{"text": "b"}\n'))
+    (folder / "dev.txt.xz").write_bytes(lzma.compress(b"valid"))
+    with zipfile.ZipFile(folder / "test.zip", "w") as inner:
+        inner.writestr("one.txt.bz2", bz2.compress(b"one"))
+        inner.writestr("two.txt", b"two")
+    packed = shutil.make_archive(str(tmp_path / "packed"), kind, folder)
+    for split, text, documents in (("train", b"ab", 2), ("valid", b"valid", 1), ("test", b"onetwo", 2)):
+        for source in (folder, Path(packed)):
+            found = open_corpus(source, split, cache=tmp_path / "cache")
+            assert (found.ids.tobytes(), len(found.starts)) == (text, documents)
+
+
+def test_archives_in_archives_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "default_limit", lambda path: LIMIT)
+    with tarfile.open(tmp_path / "bombs.tar", "w") as archive:
+        for k in range(4):
+            content = gzip.compress(bytes(LIMIT // 3) + bytes([k]))
+            archive.addfile(tar_member(f"{k}.gz", content=content), io.BytesIO(content))
+    with pytest.raises(DataError, match="limit"):
+        open_corpus(tmp_path / "bombs.tar", cache=tmp_path / "cache")
+    inner = b"text"
+    for k in range(9):
+        path = tmp_path / f"{k}.zip"
+        with zipfile.ZipFile(path, "w") as nested:
+            nested.writestr(f"{k - 1}.zip" if k else "a.txt", inner)
+        inner = path.read_bytes()
+    assert len(open_corpus(tmp_path / "3.zip", cache=tmp_path / "cache")) == 4
+    with pytest.raises(DataError, match=r"8\.zip/7\.zip/.* unpack"):
+        open_corpus(tmp_path / "8.zip", cache=tmp_path / "cache")

@@ -275,6 +275,8 @@ def test_errors_name_what_cannot_be_read(tmp_path: Path, cache: Path) -> None:
         open_corpus(tmp_path / "bytes", "dev", cache=cache)
     with pytest.raises(UnknownNameError, match=r"tokenizer.*'syllables'"):
         open_corpus(tmp_path / "bytes", tokenizer="syllables", cache=cache)
+    with pytest.raises(DataError, match=r"no tokenizer file or folder bpe/tokenizer\.json;"):
+        open_corpus(tmp_path / "bytes", tokenizer="bpe/tokenizer.json", cache=cache)
     assert not list(cache.rglob(".part-*"))
     assert not list((cache / "encoded").glob("*"))
 

@@ -13,7 +13,7 @@ import pytest
 from longspan.data import CORPORA, get, list_corpora, open_corpus
 from longspan.data.corpora import Corpus, CorpusFile
 from longspan.data.splits import ByFile, ByPercent
-from longspan.errors import DataError, UnknownNameError
+from longspan.errors import DataError, DataWarning, UnknownNameError
 
 TEXT = b"a small text\n" * 100
 
@@ -106,6 +106,33 @@ def test_wrong_files_install_nothing(tmp_path: Path) -> None:
         get("enwik9", cache=cache)
     assert files_in(cache) == []
     assert not any(path.name.startswith(".part") for path in cache.rglob("*"))
+
+
+def test_files_without_a_known_sha256_are_checked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their SHA-1. enwik8 has as many bytes as text8, which may have any name."""
+    hashed = CorpusFile("one.txt", len(TEXT), sha1=hashlib.sha1(TEXT).hexdigest())
+    monkeypatch.setitem(CORPORA, "one", dataclasses.replace(ONE, files=(hashed,)))
+    (tmp_path / "other").write_bytes(TEXT[::-1])
+    with pytest.raises(DataError, match=f"SHA-1 {hashlib.sha1(TEXT[::-1]).hexdigest()}"):
+        get("one", tmp_path / "other", tmp_path / "cache")
+    (tmp_path / "right").write_bytes(TEXT)
+    get("one", tmp_path / "right", tmp_path / "cache")
+    with pytest.warns(DataWarning, match=r"other is not used"):
+        get("one", tmp_path / "other", tmp_path / "cache")
+    fetched = [corpus for corpus in CORPORA.values() if corpus.url and corpus.files]
+    assert all(file.sha256 or file.sha1 for corpus in fetched for file in corpus.files)
+
+
+def test_a_corpus_of_many_files_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    many = dataclasses.replace(ONE, files=(), complete=("a-*", 3))
+    monkeypatch.setitem(CORPORA, "one", many)
+    (tmp_path / "source").mkdir()
+    for name in ("a-1", "b-1", "a-2"):
+        (tmp_path / "source" / name).write_bytes(TEXT)
+    with pytest.raises(DataError, match="2 of the 3 files"):
+        get("one", tmp_path / "source", tmp_path / "cache")
+    (tmp_path / "source" / "a-3").write_bytes(TEXT)
+    assert len(list(get("one", tmp_path / "source", tmp_path / "cache").iterdir())) == 4
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import io
 import json
 import lzma
 import sys
+import tarfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -119,55 +120,6 @@ def test_a_field_can_be_named(tmp_path: Path, cache: Path) -> None:
         open_corpus("enwik8", cache=cache, field="body")
 
 
-@pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_tables(kind: str, tmp_path: Path, cache: Path) -> None:
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    table = pyarrow.table({"text": [*TEXTS, None], "n": range(len(TEXTS) + 1)})
-    path = tmp_path / f"a.{kind}"
-    if kind == "parquet":
-        parquet.write_table(table, path)
-    else:
-        with pyarrow.ipc.new_stream(str(path), table.schema) as out:
-            out.write_table(table)
-    assert documents(path, None, cache) == TEXTS
-    assert [len(documents(path, split, cache)) for split in SPLITS] == [36, 2, 2]
-    for field, words in (("n", "int64"), ("body", "text, n")):
-        with pytest.raises(DataError, match=words):
-            open_corpus(path, cache=cache, field=field)
-    path.write_bytes(b"damaged")
-    with pytest.raises(DataError, match=f"a.{kind}"):
-        open_corpus(path, cache=cache)
-
-
-def test_the_files_of_a_saved_data_set(tmp_path: Path, cache: Path) -> None:
-    """The folder as `datasets` writes it: only the tables that state.json lists are text."""
-    pyarrow = pytest.importorskip("pyarrow")
-    parts = {"train": TEXTS[:30], "validation": TEXTS[30:36], "test": TEXTS[36:]}
-    for name, texts in parts.items():
-        folder = tmp_path / "saved" / name
-        folder.mkdir(parents=True)
-        table = pyarrow.table({"text": texts})
-        for file in ("data-00000-of-00001.arrow", "cache-0123.arrow"):
-            with pyarrow.ipc.new_stream(str(folder / file), table.schema) as out:
-                out.write_table(table)
-        (folder / "dataset_info.json").write_text("{}")
-        (folder / "state.json").write_text('{"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}')
-    (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "validation", "test"]}')
-    assert [documents(tmp_path / "saved", split, cache) for split in SPLITS] == list(parts.values())
-
-
-def test_data_sets_saved_to_disk(tmp_path: Path, cache: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    parts = {"train": TEXTS[:30], "validation": TEXTS[30:36], "test": TEXTS[36:]}
-    made = {name: datasets.Dataset.from_dict({"text": texts}) for name, texts in parts.items()}
-    datasets.DatasetDict(made).save_to_disk(
-        str(tmp_path / "saved"), num_shards={"train": 2, "validation": 1, "test": 1}
-    )
-    assert [documents(tmp_path / "saved", split, cache) for split in SPLITS] == list(parts.values())
-    made["train"].save_to_disk(str(tmp_path / "one"))
-    assert documents(tmp_path / "one", None, cache) == parts["train"]
-
-
 @pytest.mark.parametrize("encoding", ["cp1252", "utf-16", "utf-8-sig", "utf-16-le"])
 def test_encodings(encoding: str, tmp_path: Path, cache: Path) -> None:
     text = "Die Straße überquert die Brücke.\n" * 20
@@ -236,11 +188,74 @@ def test_a_tokenizer_that_loses_text_is_reported(tmp_path: Path, cache: Path) ->
         assert [w.category for w in caught] == ([] if lossless else [DataWarning])
 
 
-def test_categories_of_a_table_are_texts(tmp_path: Path, cache: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pyarrow.table({"text": pyarrow.array(TEXTS).dictionary_encode()}), tmp_path / "a.parquet")
-    assert documents(tmp_path / "a.parquet", None, cache) == TEXTS
+@pytest.mark.parametrize("kind", ["words", "subwords"])
+def test_a_text_of_unknown_words_is_reported(kind: str, tmp_path: Path, cache: Path) -> None:
+    """By hand: train has no unknown token, five of the six tokens of valid are, and half of those of test."""
+    (tmp_path / "c").mkdir()
+    for name, text in (("train", "a b a b a b\n"), ("valid", "x x x x x\n"), ("test", "x x a\n")):
+        (tmp_path / "c" / f"{name}.txt").write_text(text if kind == "words" else text.replace(" ", ""))
+    tokenizer: Any = kind
+    if kind == "subwords":
+        tokenizers = pytest.importorskip("tokenizers")
+        model = tokenizers.models.BPE({"<unk>": 0, "a": 1, "b": 2, "\n": 3}, [], unk_token="<unk>")
+        tokenizer = SubwordTokenizer(tokenizers.Tokenizer(model).to_str())
+    for split in SPLITS:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            open_corpus(tmp_path / "c", split, tokenizer, cache=cache)
+        found = [str(w.message) for w in caught if "vocabulary" in str(w.message)]
+        assert ["83%" in one and "valid" in one for one in found] == ([True] if split == "valid" else [])
+
+
+@pytest.mark.parametrize("form", ["gz", "tar", "encoding", "stdin"])
+def test_errors_name_the_file_of_the_user(
+    form: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not the file in the cache that it was unpacked or converted to."""
+    data, options = rows(TEXTS) + b'{"text": 7}\n', {"encoding": "cp1252"} if form == "encoding" else {}
+    path, shown = tmp_path / "a.jsonl", "a.jsonl"
+    if form == "stdin":
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        path, shown, options = read_standard_input(cache), "standard input", {"field": "text"}
+    elif form == "tar":
+        path, shown = tmp_path / "b.tar", "b.tar/in/c.jsonl.gz/c.jsonl"
+        with tarfile.open(path, "w") as archive:
+            member = tarfile.TarInfo("in/c.jsonl.gz")
+            packed = gzip.compress(data)
+            member.size = len(packed)
+            archive.addfile(member, io.BytesIO(packed))
+    elif form == "gz":
+        path, shown = tmp_path / "d.jsonl.gz", "d.jsonl.gz/d.jsonl"
+        path.write_bytes(gzip.compress(data))
+    else:
+        path.write_bytes(data)
+    where = "" if form == "stdin" else f"{tmp_path}/"
+    with pytest.raises(DataError, match=f"line {len(TEXTS) + 1} of {where}{shown} has '7'"):
+        open_corpus(path, cache=cache, **options)
+
+
+def test_links_are_read_by_their_own_names(tmp_path: Path, cache: Path) -> None:
+    """As in the cache of `huggingface_hub`. Links to folders are followed, but not in circles."""
+    blobs, root = tmp_path / "blobs", tmp_path / "corpus"
+    for folder in (blobs, root, tmp_path / "elsewhere"):
+        folder.mkdir()
+    (blobs / "4a3b").write_bytes(gzip.compress(rows(TEXTS)))
+    (root / "valid.jsonl.gz").symlink_to(blobs / "4a3b")
+    (blobs / "5c6d").write_bytes(rows(TEXTS[:3]))
+    (root / "test.jsonl").symlink_to(blobs / "5c6d")
+    (tmp_path / "elsewhere" / "a.txt").write_text("some text")
+    (root / "train").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "circle").symlink_to(root)
+    assert [documents(root, split, cache) for split in SPLITS] == [["some text"], TEXTS, TEXTS[:3]]
+
+
+def test_equal_files_in_archives_have_their_own_names(tmp_path: Path, cache: Path) -> None:
+    """They are one file in the cache."""
+    for split in SPLITS:
+        (tmp_path / "corpus" / split).mkdir(parents=True)
+        (tmp_path / "corpus" / split / "part.txt.gz").write_bytes(gzip.compress(b"same", mtime=0))
+    found = open_corpus(tmp_path / "corpus", "test", cache=cache).splits
+    assert [found[split] for split in SPLITS] == [(f"{split}/part.txt.gz/part.txt",) for split in SPLITS]
 
 
 def test_standard_input_is_a_file(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,20 +1,33 @@
-"""Preparation of a text: killed and continued, and in bounded memory."""
+"""Preparation of a text: killed and continued, on a full disk, and in bounded memory."""
 
+import errno
+import gzip
+import io
 import json
 import random
+import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from longspan.data import documents, open_corpus, writer
 from longspan.data.encoding import EncodedTask
+from longspan.data.sources import read_standard_input
 from longspan.data.writer import Done, Writer
-from longspan.tokenizers import WordTokenizer
+from longspan.errors import DataError
+from longspan.tokenizers import WordTokenizer, read_tokenizer
+from longspan.tokenizers.train_subwords import train_subwords
 
 PROGRAM = """
 import sys, longspan.data.writer as writer, longspan.data.documents as documents
@@ -88,6 +101,58 @@ def test_any_prefix_of_the_files_is_continued(tmp_path: Path, monkeypatch: pytes
     (folder / "ids.bin").unlink()
     (folder / "journal.json").write_text(json.dumps({"tasks": 3, "tokens": 5, "documents": 1}))
     assert Writer(folder, tokenizer).done == Done()
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """No file may have more than `size` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.zip", "stdin"])
+def test_a_full_disk_leaves_nothing_behind(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, path, cache = b"some words of a text\n" * 20_000, tmp_path / name, tmp_path / "cache"
+    if name == "a.zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("b.txt", data)
+    elif name != "stdin":
+        path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    for limit in (10_000, 200_000, None):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        find = partial(read_standard_input, cache) if name == "stdin" else lambda: path
+        if limit is None:
+            assert open_corpus(find(), cache=cache).ids.tobytes() == data
+            continue
+        with full_disk(limit), pytest.raises(DataError, match=r"written: File too large; free .*LONGSPAN_CACHE"):
+            open_corpus(find(), cache=cache)
+        assert not list(cache.rglob(".part-*"))
+
+
+def test_errors_of_the_file_system_name_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    denied = PermissionError(errno.EACCES, "Permission denied")
+    (tmp_path / "cache").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "mkstemp", Mock(side_effect=denied))
+        with pytest.raises(DataError, match=r"digests.*Permission denied; set LONGSPAN_CACHE"):
+            open_corpus(tmp_path / "a.txt", cache=tmp_path / "cache")
+    monkeypatch.setattr(Path, "open", Mock(side_effect=denied))
+    with pytest.raises(DataError, match=r"a\.txt.*Permission denied; change its permissions"):
+        open_corpus(tmp_path / "a.txt", cache=tmp_path / "cache")
+
+
+def test_a_full_disk_leaves_no_part_of_a_tokenizer(tmp_path: Path) -> None:
+    made = train_subwords(["some words of a text"] * 9, 260)
+    with full_disk(1000), pytest.raises(DataError, match="bpe cannot be written: File too large"):
+        made.save(tmp_path / "bpe")
+    assert not any((tmp_path / "bpe").iterdir())
+    made.save(tmp_path / "bpe")
+    assert read_tokenizer(tmp_path / "bpe").fingerprint == made.fingerprint
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

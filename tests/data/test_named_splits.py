@@ -50,6 +50,15 @@ def test_names_of_splits() -> None:
     assert {named_split(name) for name in others} == {None}
 
 
+def test_shards_are_in_the_split_of_their_name(root: Path, cache: Path) -> None:
+    """The files of a repository of Hugging Face."""
+    train = [f"data/train-0000{k}-of-00002.txt.gz" for k in (0, 1)]
+    held_out = ["data/validation-00000-of-00001-4a3b2c1d.txt", "test-00000-of-00001.txt"]
+    write_files(root, "README.md", *train, *held_out, "data/other-00000-of-00001.txt")
+    assert [files_of(root, cache, split) for split in SPLITS] == [train, [held_out[0]], [held_out[1]]]
+    assert {named_split(name) for name in ("train-0-of-x.txt", "trains-0-of-1", "train-00000", "news-0-of-1")} == {None}
+
+
 @pytest.mark.parametrize("valid", ["valid", "val", "dev", "validation"])
 @pytest.mark.parametrize("layout", ["{}.txt", "{}/part.txt", "{}/deep/er/part.txt", "{}.txt.gz", "{}"])
 def test_files_are_in_the_split_they_are_named_after(valid: str, layout: str, root: Path, cache: Path) -> None:

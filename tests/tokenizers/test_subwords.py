@@ -116,6 +116,19 @@ def test_folders_and_files_are_read(tmp_path: Path) -> None:
         read_tokenizer(tmp_path / "none" / "tokenizer.json")
 
 
+def test_the_unknown_token_of_every_model() -> None:
+    models = tokenizers.models
+    tokens = {"a": 0, "?": 1}
+    for model, unknown in (
+        (models.BPE(tokens, [], unk_token="?"), 1),
+        (models.BPE(tokens, []), None),
+        (models.WordPiece(tokens, unk_token="?"), 1),
+        (models.Unigram([("a", -1.0), ("?", -1.0)], 1), 1),
+        (models.Unigram([("a", -1.0)]), None),
+    ):
+        assert SubwordTokenizer(tokenizers.Tokenizer(model).to_str()).unknown == unknown
+
+
 def test_a_stored_tokenizer_is_checked() -> None:
     trained = train_subwords([TEXT], 300)
     values = trained.to_dict()

@@ -212,3 +212,12 @@ def test_the_vocabulary_comes_from_the_text() -> None:
     assert recipe.with_vocabulary(27).model.vocabulary == 27
     with pytest.raises(ConfigError, match="cutoffs"):
         load_recipe("wt103-base").with_vocabulary(1000)
+    words = build_recipe(
+        {"model": {"cutoffs": [1000, 5000]}, "training": {"steps": 1}}
+    )  # more than the default vocabulary of 256
+    assert words.with_vocabulary(5001).model.cutoffs == (1000, 5000)
+    for size in (5000, 256):
+        with pytest.raises(ConfigError, match=rf"\[1000, 5000\].* {size};"):
+            words.with_vocabulary(size)
+    with pytest.raises(ConfigError, match="256"):
+        build_recipe({"model": {"cutoffs": [1000], "vocabulary": 256}, "training": {"steps": 1}})

@@ -1,13 +1,14 @@
 """`longspan data list`, `longspan data get` and `longspan data info`."""
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from longspan.cli.options import Json, print_json, print_rows
 from longspan.cli.progress import progress
 from longspan.cli.text_options import DataArgument, Encoding, Field, data_path
+from longspan.errors import DataError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, fetch and describe texts.")
 
@@ -65,8 +66,8 @@ def info(
     json: Json = False,
 ) -> None:
     """Encode a text and print the files, tokens, documents, bytes and words of each split."""
-    from longspan.data import CORPORA, describe_all, open_corpus
-    from longspan.data.encoded import Encoded, open_any_split
+    from longspan.data import CORPORA, open_corpus
+    from longspan.data.encoded import Encoded, describe_each, files_of, open_any_split, open_each
 
     given = {name: path for name, path in (("valid", valid), ("test", test)) if path is not None}
     path = data_path(data)
@@ -81,23 +82,27 @@ def info(
         return found.setdefault(split, opened)
 
     text = open_any_split(open_split)
-    lines = describe_all(text, open_split)
-    divided = {split: one for split, one in found.items() if split is not None} or {"unused": text}
+    each = open_each(text, open_split)
+    divided = {split: one for split, one in each.items() if isinstance(one, Encoded)} or {"unused": text}
+    failed = {split: one for split, one in each.items() if isinstance(one, DataError) and files_of(text, split, one)}
     if json:
-        facts = {
+        facts: dict[str, Any] = {
             name: {"tokens": len(one), "documents": len(one.starts), "bytes": one.bytes, "words": one.words}
             | {"files": list(one.splits[name])}
             for name, one in divided.items()
         }
+        facts |= {name: {"error": str(e), "files": list(files_of(text, name, e))} for name, e in failed.items()}
         print_json({"name": text.name, "vocabulary": text.tokenizer.size, "splits": facts})
-        return
-    for line in lines:
-        print(line)
-    counts = {
-        "tokenizer": text.tokenizer.kind,
-        "vocabulary": text.tokenizer.size,
-        "documents": sum(len(one.starts) for one in divided.values()),
-        "bytes": sum(one.bytes for one in divided.values()),
-        "words": sum(one.words for one in divided.values()),
-    }
-    print_rows(counts)
+    else:
+        for line in describe_each(text, each):
+            print(line)
+        counts = {
+            "tokenizer": text.tokenizer.kind,
+            "vocabulary": text.tokenizer.size,
+            "documents": sum(len(one.starts) for one in divided.values()),
+            "bytes": sum(one.bytes for one in divided.values()),
+            "words": sum(one.words for one in divided.values()),
+        }
+        print_rows(counts)
+    for error in failed.values():
+        raise error

@@ -40,7 +40,7 @@ from longspan.cli import (
 )
 from longspan.errors import LongspanError, UnknownNameError
 from longspan.terminal import guarded_streams, is_silent, visible
-from longspan.threads import prepare_threads
+from longspan.threads import has_abandoned_threads, prepare_threads
 
 
 class GroupedCommands(typer.core.TyperGroup):
@@ -143,6 +143,7 @@ def _run(args: list[str]) -> int:
     except LongspanError as error:
         return _print_error(str(error)) if _reports(error) else 2
     except KeyboardInterrupt:
+        exec("")  # `python -m` ignores the exit code if the last `exec` was interrupted; imports make dataclasses so
         return _print_error("interrupted", 130)
     except BrokenPipeError:
         # A pipe was closed by its reader. If it reads our output (`| head`), that is not an error, and Python must not
@@ -250,7 +251,11 @@ def main() -> None:
     if "_LONGSPAN_COMPLETE" in os.environ:  # the shell asks for completions
         typer.main.get_command(app).main(prog_name="longspan")
     prepare_threads()  # before torch is imported
-    sys.exit(run())
+    code = run()
+    if has_abandoned_threads():  # they would end the process with an error once they need the interpreter
+        sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

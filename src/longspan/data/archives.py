@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from longspan.errors import DataError
+from longspan.tokenizers.text import FULL
 
 _TAR_SUFFIXES = {".tar": "", ".tgz": ".gz", ".tbz": ".bz2", ".tbz2": ".bz2", ".txz": ".xz", ".tzst": ".zst"}
 
@@ -102,14 +103,23 @@ def default_limit(path: Path) -> int:
     return max(1 << 30, 200 * path.stat().st_size)
 
 
-def unpack(path: Path, folder: Path, limit: int | None = None, only: Collection[str] | None = None) -> list[Path]:
+def unpack(
+    path: Path,
+    folder: Path,
+    limit: int | None = None,
+    only: Collection[str] | None = None,
+    shown: str | None = None,
+) -> list[Path]:
     """Unpack `path` into the empty `folder` and return the files. With `only`, other base names are skipped.
 
-    After an error, `folder` contains the files unpacked so far; the caller removes them.
+    Errors call the archive `shown`.
+
+    A full disk is an OSError. After an error, `folder` contains the files unpacked so far; the caller removes them.
     """
+    shown = shown or str(path)
     try:
         allowed = default_limit(path) if limit is None else limit
-        extractor = _Extractor(path, folder, allowed)
+        extractor = _Extractor(shown, folder, allowed)
         kind = archive_kind(path)
         if kind == "tar":
             _untar(path, extractor, only)
@@ -121,10 +131,12 @@ def unpack(path: Path, folder: Path, limit: int | None = None, only: Collection[
     except DataError:
         raise
     except FileNotFoundError:
-        raise DataError(f"there is no file {path}") from None
+        raise DataError(f"there is no file {shown}; check the name") from None
     except _UNPACK_ERRORS as error:
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise  # the archive is not to blame
         raise DataError(
-            f"{path} cannot be unpacked: {error or type(error).__name__}; it is damaged or incomplete, get it again"
+            f"{shown} cannot be unpacked: {error or type(error).__name__}; it is damaged or incomplete, get it again"
         ) from None
     return extractor.files
 
@@ -132,13 +144,14 @@ def unpack(path: Path, folder: Path, limit: int | None = None, only: Collection[
 class _Extractor:
     """Writes the members of one archive below a folder and enforces the rules of this module."""
 
-    def __init__(self, archive: Path, folder: Path, limit: int) -> None:
+    def __init__(self, archive: str, folder: Path, limit: int) -> None:
         self.archive, self.folder, self.limit = archive, folder, limit
         self.files: list[Path] = []
         self.members = self.bytes = 0
 
     def error(self, name: str, problem: str) -> DataError:
-        return DataError(f"{self.archive} is not unpacked: its member {name[:80]!r} {problem}")
+        fix = "if you trust it, unpack it yourself and use the folder"
+        return DataError(f"{self.archive} is not unpacked: its member {name[:80]!r} {problem}; {fix}")
 
     def target(self, name: str) -> Path:
         """The path a member is written to. Names that point outside the folder, or to no file, are errors."""
@@ -276,7 +289,7 @@ def _unzip(path: Path, extractor: _Extractor, only: Collection[str] | None) -> N
             if "\0" in member.orig_filename:
                 raise extractor.error(member.orig_filename, "has no usable name")
             if member.flag_bits & 1:
-                raise extractor.error(member.filename, "is encrypted; unpack it yourself and use the folder")
+                raise extractor.error(member.filename, "is encrypted")
             if mode not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise extractor.error(member.filename, "is neither a file nor a folder")
             if member.is_dir():

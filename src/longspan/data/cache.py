@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from longspan.errors import DataError
-from longspan.tokenizers.text import read_blocks
+from longspan.tokenizers.text import not_read, read_blocks, space_hint
 
 _STALE_SECONDS = 24 * 3600.0
 # A file hashed this soon after its last write could change again with the same times (git's "racy" files).
@@ -38,6 +38,13 @@ def cache_folder(cache: Path | None = None) -> Path:
     return folder.resolve()
 
 
+def not_written(path: Path, error: OSError) -> DataError:
+    """The error of a file of the cache that cannot be written, for example because the disk is full."""
+    return DataError(
+        f"{path} cannot be written: {error.strerror or error}; {space_hint(error)}set LONGSPAN_CACHE to another folder"
+    )
+
+
 @contextlib.contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
     """A temporary folder to fill, renamed to `target` on success and removed on failure.
@@ -57,7 +64,7 @@ def atomic_folder(target: Path) -> Iterator[Path]:
                 raise
         sync(target.parent)
     except OSError as error:
-        raise DataError(f"{target} cannot be written: {error.strerror or error}") from None
+        raise not_written(target, error) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -87,7 +94,7 @@ def resumable_folder(target: Path) -> Iterator[Path | None]:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
     except OSError as error:
-        raise DataError(f"{target} cannot be written: {error.strerror or error}") from None
+        raise not_written(target, error) from None
 
 
 @contextlib.contextmanager
@@ -107,7 +114,7 @@ def scratch_folder(target: Path) -> Iterator[Path]:
                 raise
             shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
-        raise DataError(f"{temporary} cannot be written: {error.strerror or error}") from None
+        raise not_written(temporary, error) from None
 
 
 @contextlib.contextmanager
@@ -181,7 +188,7 @@ def write_atomic(path: Path, write: Callable[[Any], object]) -> None:
         finally:
             Path(temporary).unlink(missing_ok=True)
     except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror or error}") from None
+        raise not_written(path, error) from None
 
 
 def read_json(path: Path) -> Any:
@@ -193,7 +200,11 @@ def read_json(path: Path) -> Any:
 
 
 def sha256(path: Path) -> str:
-    digest = hashlib.sha256()
+    return file_digest(path, "sha256")
+
+
+def file_digest(path: Path, algorithm: str) -> str:
+    digest = hashlib.new(algorithm, usedforsecurity=False)
     for block in read_blocks(path):
         digest.update(block)
     return digest.hexdigest()
@@ -209,7 +220,7 @@ def signature(path: Path) -> list[int]:
     try:
         found = path.stat()
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+        raise not_read(path, error) from None
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
 

@@ -13,11 +13,12 @@ _OTHER_FILES = 64 << 20  # an archive may contain other files too
 
 @dataclass(frozen=True)
 class CorpusFile:
-    """An unpacked file of a corpus."""
+    """An unpacked file of a corpus. `sha1` is for files whose publishers give no SHA-256."""
 
     name: str
     size: int | None = None
     sha256: str | None = None
+    sha1: str | None = None
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Corpus:
 
     `get` must find all of `files` in the source. A corpus with an empty list takes every file, or those that match
     `patterns`, and `documents` and `size` are their number and total bytes. `limit` is the most bytes a download of
-    unknown size may have. `files_of` names the corpus whose installed files this one uses.
+    unknown size may have. `files_of` names the corpus whose installed files this one uses. `complete` is a pattern and
+    the number of files that match it, of which a source has all or none.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Corpus:
     size: int | None = None
     files_of: str | None = None
     patterns: tuple[str, ...] = ("*",)
+    complete: tuple[str, int] | None = None
     limit: int = 1 << 30
     built_in: bool = False
 
@@ -63,7 +66,8 @@ _WIKIPEDIA = "CC BY-SA / GFDL (Wikipedia)"
 _ENWIK8 = CorpusFile("enwik8", 100_000_000, "2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8")
 _ENWIK8_URL = "http://mattmahoney.net/dc/enwik8.zip"
 _ENWIK8_ZIP = "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"
-_TEXT8 = CorpusFile("text8", 100_000_000)
+# The SHA-1 of text8 and WikiText-103 are from GluonNLP and Apache MXNet. Theirs of WikiText-2 are those of our files.
+_TEXT8 = CorpusFile("text8", 100_000_000, sha1="0dc3edebc970dcc96137e7deda4d9995af9d93de")
 _TEXT8_URL = "http://mattmahoney.net/dc/text8.zip"
 _TEXT8_ZIP = "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232"
 
@@ -124,7 +128,11 @@ _CORPORA = (
         _WIKIPEDIA,
         "wikitext-103-authors",
         ByFile("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
-        (CorpusFile("wiki.train.tokens"), CorpusFile("wiki.valid.tokens"), CorpusFile("wiki.test.tokens")),
+        (
+            CorpusFile("wiki.train.tokens", sha1="b7497e2dfe77e72cfef5e3dbc61b7b53712ac211"),
+            CorpusFile("wiki.valid.tokens", sha1="c326ac59dc587676d58c422eb8a03e119582f92b"),
+            CorpusFile("wiki.test.tokens", sha1="8a5befc548865cec54ed4273cf87dbbad60d1e47"),
+        ),
         "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-103-v1.zip",
         "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
     ),
@@ -155,6 +163,7 @@ _CORPORA = (
         ByFile("news.en-0*-of-00100", "news.en.heldout-00000-of-00050", "news.en.heldout-00000-of-00050"),
         url="http://www.statmt.org/lm-benchmark/1-billion-word-language-modeling-benchmark-r13output.tar.gz",
         patterns=("news.en-0*-of-00100", "news.en.heldout-0*-of-00050", "1b_word_vocab.txt"),
+        complete=("news.en-0*-of-00100", 99),
         limit=4 << 30,
     ),
     Corpus(

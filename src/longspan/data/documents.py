@@ -23,7 +23,8 @@ _LINE, _WORD, _SPACE = re.compile(rb"\S\n(?=\S)"), re.compile(rb"\S(?= \S)"), re
 class Chunk(NamedTuple):
     """A range of bytes of the piece of a file that begins at `origin`. `ends` is whether the piece ends with it.
 
-    `field` is the key of the text in JSON lines, of which a chunk has complete rows, or None for plain text.
+    `field` is the key of the text in JSON lines, of which a chunk has complete rows, or None for plain text. Errors
+    call the file `name`.
     """
 
     path: str
@@ -32,6 +33,7 @@ class Chunk(NamedTuple):
     stop: int
     field: str | None
     ends: bool
+    name: str
 
     @property
     def begins(self) -> bool:
@@ -56,7 +58,9 @@ def tasks(pieces: Sequence[Piece], unit: Unit, size: int | None = None) -> Itera
         while start < piece.stop:
             stop = _cut(piece, start + size, unit)
             ends = stop == piece.stop or piece.field is not None
-            task.append(Chunk(str(piece.path), piece.start, start, stop, piece.field, ends))
+            task.append(
+                Chunk(str(piece.path), piece.start, start, stop, piece.field, ends, piece.shown or str(piece.path))
+            )
             total, start = total + stop - start, stop
             if total >= size:
                 yield task
@@ -125,7 +129,7 @@ def _row_text(row: bytes, chunk: Chunk, at: int) -> bytes:
     except DataError as error:
         problem = str(error)
     lines = sum(block.count(b"\n") for block in read_blocks(Path(chunk.path), 0, at))
-    raise DataError(f"line {lines + 1} of {chunk.path} {problem}")
+    raise DataError(f"line {lines + 1} of {chunk.name} {problem}")
 
 
 def _cut(piece: Piece, at: int, unit: Unit) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from longspan.data.cache import read_json, sha256, sync, write_json
+from longspan.data.cache import not_written, read_json, sha256, sync, write_json
 from longspan.errors import DataError
 
 Progress = Callable[[int, int | None], None]
@@ -71,7 +71,7 @@ def download(
         except _CONNECTION_ERRORS as error:
             # A full disk is an OSError too, and a retry does not help.
             if isinstance(error, OSError) and error.filename == str(part.path):
-                raise DataError(f"{part.path} cannot be written: {error.strerror}") from None
+                raise not_written(part.path, error) from None
             reason = str(getattr(error, "reason", "") or error) or type(error).__name__
         failures = 0 if part.size > before else failures + 1
         if failures >= retry.failures:

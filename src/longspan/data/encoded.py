@@ -48,6 +48,7 @@ from longspan.tokenizers import Ids, Tokenizer, WordTokenizer, tokenizer_from_di
 from longspan.tokenizers.text import read_blocks
 
 _SAMPLE_BYTES = 1 << 14
+_SAMPLE_TOKENS = 1 << 20
 
 Progress = Callable[[int, int], None]
 
@@ -104,8 +105,8 @@ class Encoded:
         boundary = self.tokenizer.boundary_id if isinstance(self.tokenizer, WordTokenizer) else None
         if boundary is None:
             raise DataError(
-                f"the tokenizer of {self.name} does not mark sentences, as that of lm1b does with <S>; "
-                "leave out --sentences"
+                f"{self.name} is encoded as {self.tokenizer.kind} without a mark between sentences, such as the <S> of "
+                "the tokenizer lm1b-authors; leave out --sentences (data.sentences in a recipe)"
             )
         starts = np.flatnonzero(self.ids[:-1] == boundary).astype(np.int64)
         fingerprint = hashlib.sha256(f"{self.fingerprint} by sentence".encode("ascii")).hexdigest()
@@ -123,21 +124,42 @@ class Encoded:
         return _describe(str(self.split), f"{len(self):,} tokens in ", self.files)
 
 
-def describe_all(text: Encoded, open_split: Callable[[str], Encoded]) -> list[str]:
-    """One line per split of a text that has files, with tokens and files, and one for unused files.
+def open_each(text: Encoded, open_split: Callable[[str], Encoded]) -> dict[str, Encoded | DataError]:
+    """Every split of a text, or the error that says why it has no tokens."""
+    found: dict[str, Encoded | DataError] = {}
+    for split in SPLITS:
+        try:
+            found[split] = text if split == text.split else open_split(split)
+        except DataError as error:
+            found[split] = error
+    return found
+
+
+def describe_each(text: Encoded, each: Mapping[str, Encoded | DataError]) -> list[str]:
+    """One line per split that has files, with tokens and files, and one for unused files.
 
     If no split has a file, the tokens are those of all files."""
     lines = []
     undivided = text.split is None and not any(text.splits.get(split) for split in SPLITS)
     for split, files in text.splits.items():
-        count = f"{len(text):,} tokens in " if undivided else ""
-        if split in SPLITS and files:
-            try:
-                count = f"{len(text if split == text.split else open_split(split)):,} tokens in "
-            except DataError as error:
-                count = f"cannot be encoded, because {error}: "
+        count, found = f"{len(text):,} tokens in " if undivided else "", each.get(split)
+        if isinstance(found, DataError):
+            files = files_of(text, split, found)
+            count = "no text in " if isinstance(found, EmptySplitError) else f"cannot be encoded, because {found}: "
+        elif found is not None:
+            count = f"{len(found):,} tokens in "
         lines += [_describe(split, count, files)] if files else []
     return lines
+
+
+def files_of(text: Encoded, split: str, error: DataError) -> tuple[str, ...]:
+    """The files of a split that cannot be encoded. A split that nothing is named after has none."""
+    return error.files if isinstance(error, EmptySplitError) else text.splits.get(split, ())
+
+
+def describe_all(text: Encoded, open_split: Callable[[str], Encoded]) -> list[str]:
+    """The lines of `describe_each`."""
+    return describe_each(text, open_each(text, open_split))
 
 
 def open_any_split(open_split: Callable[[str | None], Encoded]) -> Encoded:
@@ -216,6 +238,7 @@ def open_corpus(
     if isinstance(source.split, ByName):
         warn_about_json_lines(source.documents)
     _warn_about_lost_text(source.name, pieces, chosen)
+    _warn_about_unknown(found)
     return dataclasses.replace(found, splits=describe_splits(source.documents, source.split, spec.unit))
 
 
@@ -229,6 +252,22 @@ def _warn_about_lost_text(name: str, pieces: Sequence[Piece], tokenizer: Tokeniz
         warnings.warn(
             f"the tokenizer changes or drops characters of {name}, so scores per byte and per word are too low to "
             "compare with others; use a tokenizer of bytes or with a byte fallback",
+            DataWarning,
+            stacklevel=3,
+        )
+
+
+def _warn_about_unknown(text: Encoded) -> None:
+    """Warn if most tokens of a text are not in the vocabulary, in a sample of a large text."""
+    if text.tokenizer.unknown is None:
+        return
+    sample = text.ids[:: max(1, len(text) // _SAMPLE_TOKENS)]
+    share = np.count_nonzero(sample == text.tokenizer.unknown) / len(sample)
+    if share > 0.5:
+        part = f"the {text.split} split of {text.name}" if text.split else text.name
+        warnings.warn(
+            f"{share:.0%} of the tokens of {part} are not in the vocabulary of the tokenizer, so scores mean little; "
+            "use a tokenizer that was made from such text, or one of bytes",
             DataWarning,
             stacklevel=3,
         )

@@ -143,7 +143,7 @@ def encode_task(tokenizer: Tokenizer, task: Task) -> EncodedTask:
         previous_is_space = chunk.begins or _byte_before(chunk).isspace()
         texts = list(read_documents(chunk))
         with _positions(chunk, tokenizer.encode_stream):
-            found = tokenizer.encode_many(texts, chunk.path, partial=not chunk.ends)
+            found = tokenizer.encode_many(texts, chunk.name, partial=not chunk.ends)
         if end is not None and chunk.ends:
             found = [np.append(ids, ids.dtype.type(end)) if len(ids) else ids for ids in found]
         parts += found
@@ -179,7 +179,7 @@ def _count_task(count: Count, task: Task) -> Counter[str]:
     for chunk in task:
         with _positions(chunk, count):
             for data in read_documents(chunk):
-                counts.update(count([data], chunk.path))
+                counts.update(count([data], chunk.name))
     return counts
 
 
@@ -194,7 +194,7 @@ def _positions(chunk: Chunk, read: Callable[[Iterable[bytes], str], Iterable[Any
         yield
     except DataError:
         if chunk.start and chunk.field is None:
-            deque(read(read_blocks(Path(chunk.path), 0, chunk.stop), chunk.path), 0)
+            deque(read(read_blocks(Path(chunk.path), 0, chunk.stop), chunk.name), 0)
         raise
 
 

@@ -2,14 +2,15 @@
 
 import shutil
 import tempfile
+import warnings
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from longspan.data.archives import archive_kind, unpack
-from longspan.data.cache import atomic_folder, cache_folder, sha256, sync
+from longspan.data.cache import atomic_folder, cache_folder, file_digest, sync
 from longspan.data.corpora import Corpus, CorpusFile, find_corpus
 from longspan.data.download import Progress, Retry, download
-from longspan.errors import DataError, counted
+from longspan.errors import DataError, DataWarning, counted
 
 _COMPRESSED_SUFFIXES = ("", ".xz", ".gz", ".bz2", ".zst")
 
@@ -31,6 +32,12 @@ def get(
         raise DataError(f"{name} is built in, so there is nothing to fetch; use it as it is")
     target = corpus.folder(root)
     if target.is_dir():
+        if source is not None:
+            warnings.warn(
+                f"{name} is already in {target}, so {source} is not used; to install it again, remove that folder",
+                DataWarning,
+                stacklevel=2,
+            )
         return target
     if source is None and corpus.url is None:
         raise DataError(f"{name} has no public URL; get its file and install it: longspan data get {name} --from FILE")
@@ -97,12 +104,19 @@ def _check(corpus: Corpus, file: CorpusFile, path: Path, source: Path) -> None:
         raise DataError(
             f"{file.name} of {source} has {size:,} bytes, not the {file.size:,} of {corpus.name}; use another source"
         )
-    if file.sha256 is not None and (found := sha256(path)) != file.sha256:
-        raise DataError(f"{file.name} of {source} has SHA-256 {found}, not {file.sha256}; use another source")
+    for name, algorithm, known in (("SHA-256", "sha256", file.sha256), ("SHA-1", "sha1", file.sha1)):
+        if known is not None and (found := file_digest(path, algorithm)) != known:
+            raise DataError(f"{file.name} of {source} has {name} {found}, not {known}; use another source")
     sync(path)
 
 
 def _check_totals(corpus: Corpus, folder: Path, source: Path) -> None:
+    pattern, all_files = corpus.complete or ("", 0)
+    count = sum(fnmatchcase(path.name, pattern) for path in folder.iterdir())
+    if count not in (0, all_files):
+        raise DataError(
+            f"{source} contains {count} of the {all_files} files {pattern} of {corpus.name}; use a complete source"
+        )
     sizes = [path.stat().st_size for path in folder.iterdir()]
     if corpus.documents not in (None, len(sizes)):
         raise DataError(

@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from longspan.data.convert import FIELD
 from longspan.data.splits import Document
+from longspan.data.tables import FIELD
 from longspan.errors import DataWarning
 
 _SUFFIXES = (".jsonl", ".ndjson")

@@ -33,4 +33,4 @@ def sample_text(
         for chunk in task:
             taken += chunk.size
             for data in read_documents(chunk):
-                yield from decode_utf8([data], chunk.path)
+                yield from decode_utf8([data], chunk.name)

@@ -10,18 +10,31 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from longspan.data.archives import archive_kind, unpack
-from longspan.data.cache import atomic_folder, cache_folder, digests, key, read_json, remove_folder, sha256, write_json
-from longspan.data.convert import FIELD, TABLES, find_encoding, transcode, write_table
+from longspan.data.archives import archive_kind, default_limit, unpack
+from longspan.data.cache import (
+    atomic_folder,
+    cache_folder,
+    digests,
+    key,
+    not_written,
+    read_json,
+    remove_folder,
+    sha256,
+    write_json,
+)
+from longspan.data.convert import find_encoding, transcode
 from longspan.data.corpora import CORPORA, Corpus
 from longspan.data.json_lines import json_lines_field
-from longspan.data.splits import HELD_OUT, ByName, Document, SplitRule, named_split
+from longspan.data.splits import HELD_OUT, ByName, Document, SplitRule, named_split, split_of_path
+from longspan.data.tables import FIELD, TABLES, write_table
 from longspan.data.tokenizer_specs import find_tokenizer_spec
 from longspan.errors import DataError, UnknownNameError
+from longspan.tokenizers.text import not_read
 
 # Tests differ between installations, and some of their files are invalid Python on purpose.
 _EXCLUDED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 _STANDARD_INPUT = "standard-input"  # the folder of the cache for it
+_MAX_NESTED = 4  # an archive can contain itself
 # How compressed files and tables begin.
 _MARKS = {
     b"\x1f\x8b": ".txt.gz",
@@ -63,6 +76,13 @@ def read_standard_input(cache: Path | None = None) -> Path:
     if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
         raise DataError("standard input cannot be read by several processes; write it to a file and use that as data")
     folder = cache_folder(cache) / _STANDARD_INPUT
+    try:
+        return _copy_standard_input(folder)
+    except OSError as error:
+        raise not_written(folder, error) from None
+
+
+def _copy_standard_input(folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     with tempfile.NamedTemporaryFile(prefix=".part-", dir=folder) as file:
         while block := sys.stdin.buffer.read(1 << 20):
@@ -107,9 +127,10 @@ def find_source(
     path = Path(name_or_path)
     if not path.exists() and os.sep not in name and not path.suffix:
         raise UnknownNameError("corpus, file or folder", name, CORPORA)
-    documents = _assign_splits(_find_documents(path, cache, form), path)
-    if path.parent == cache / _STANDARD_INPUT:
-        name = "standard input"
+    piped = path.parent == cache / _STANDARD_INPUT
+    name = "standard input" if piped else name
+    documents = _assign_splits(_find_documents(path, cache, form, name if piped else None), path)
+    if piped:
         documents = [dataclasses.replace(d, name=d.name.replace(path.name, name, 1)) for d in documents]
     if form.field is not None and any(d.size for d in documents) and not any(d.field for d in documents):
         raise DataError(
@@ -146,20 +167,24 @@ def _standard_library() -> tuple[Path, tuple[Document, ...]]:
     return root, tuple(_document(name, root / name) for name in names)
 
 
-def _find_documents(path: Path, cache: Path, form: TextFormat) -> list[Document]:
-    """All files below a folder, sorted by name, or a single file. Archives are replaced by their files."""
+def _find_documents(path: Path, cache: Path, form: TextFormat, shown: str | None = None) -> list[Document]:
+    """All files below a folder, sorted by name, or a single file. Archives are replaced by their files.
+
+    Errors call the file `shown` (default: its path).
+    """
     if path.is_dir():
-        names = _without_metadata(path, _list_files(path))
+        names = _without_metadata(path, _list_files(path), str(path))
         return [document for inner in names for document in _expand(inner, path / inner, cache, form)]
     if path.is_file():
-        return _expand(path.name, path, cache, form)
+        return _expand(path.name, path, cache, form, shown)
     if path.exists():
         raise DataError(f"{path} is a device or a pipe; write it to a file first")
     raise DataError(f"there is no file or folder {path}; check the name")
 
 
 def _assign_splits(documents: Sequence[Document], path: Path) -> list[Document]:
-    """Give each document of a folder or an archive the split that its file or top-level folder is named after.
+    """Give each document of a folder or an archive the split that its file or top-level folder is named after. Shards
+    of a split may be in any folder.
 
     The name of a single file is ignored, and so is that of a folder that contains everything else.
     """
@@ -171,8 +196,7 @@ def _assign_splits(documents: Sequence[Document], path: Path) -> list[Document]:
         if named_split(tops.pop()):
             break
         names = [name.partition("/")[2] for name in names]
-    splits = [named_split(name.partition("/")[0]) for name in names]
-    return [dataclasses.replace(document, split=split) for document, split in zip(documents, splits, strict=True)]
+    return [dataclasses.replace(d, split=split_of_path(name)) for d, name in zip(documents, names, strict=True)]
 
 
 def _replace_held_out(
@@ -192,40 +216,74 @@ def _replace_held_out(
     return found
 
 
-def _without_metadata(root: Path, names: Sequence[str]) -> list[str]:
+def _without_metadata(root: Path, names: Sequence[str], shown: str) -> list[str]:
     """The files with text: of a data set saved by `datasets`, the tables that its state.json lists."""
-    folders = {PurePosixPath(name).parent for name in names if PurePosixPath(name).name == "state.json"}
-    tables: dict[PurePosixPath, set[str]] = {}
-    for folder in folders:
-        state = read_json(root / folder / "state.json")
-        listed = state.get("_data_files") if isinstance(state, dict) else None
-        if isinstance(listed, list) and str(folder / "dataset_info.json") in names:
-            tables[folder] = {str(entry.get("filename")) for entry in listed if isinstance(entry, dict)}
-    above = {folder.parent / "dataset_dict.json" for folder in tables}
     paths = [PurePosixPath(name) for name in names]
+    known = set(paths)
+    folders = [p.parent for p in paths if p.name == "state.json" and p.with_name("dataset_info.json") in known]
+    tables = {folder: _listed_tables(root / folder, str(PurePosixPath(shown) / folder)) for folder in folders}
+    above = {folder.parent / "dataset_dict.json" for folder in tables}
     kept = [p for p in paths if p not in above and (p.parent not in tables or p.name in tables[p.parent])]
     return [str(path) for path in kept]
 
 
-def _expand(name: str, path: Path, cache: Path, form: TextFormat) -> list[Document]:
+def _listed_tables(folder: Path, shown: str) -> set[str]:
+    """The tables that the state.json of a saved data set lists."""
+    state = read_json(folder / "state.json")
+    listed = state.get("_data_files") if isinstance(state, dict) else None
+    entries = listed if isinstance(listed, list) else []
+    names = {str(entry["filename"]) for entry in entries if isinstance(entry, dict) and "filename" in entry}
+    if not names:
+        raise DataError(f"the state.json in {shown} lists no tables; it is damaged, so save the data set again")
+    for name in sorted(names):
+        if not (folder / name).is_file():
+            raise DataError(f"{shown} has no {name[:80]}, which its state.json lists; save the data set again")
+    return names
+
+
+def _expand(name: str, path: Path, cache: Path, form: TextFormat, shown: str | None = None) -> list[Document]:
     """The document of a file, or the documents of an archive."""
-    path = path.resolve()
+    files = _unpacked("", path.absolute(), cache, shown or str(path))
+    return [_read_as(name + inner, file, cache, form, (shown or str(path)) + inner) for inner, file in files]
+
+
+def _unpacked(
+    inner: str, path: Path, cache: Path, shown: str, left: int | None = None, depth: int = 0
+) -> list[tuple[str, Path]]:
+    """A file, or the files of an archive, which is read like a folder: archives and compressed files in it too.
+
+    Every file has its name in the archive `shown`, which begins with `inner`, and its path in the cache. All files
+    together have at most `left` bytes (default: the limit of `unpack`).
+    """
     if archive_kind(path) is None:
-        return [_read_as(name, path, cache, form)]
-    digest = digests([path], cache)[0][:32]
-    unpacked = _cached_folder(cache / "unpacked" / f"{digest}-{path.name[:100]}", cache, partial(unpack, path))
-    inside = _without_metadata(unpacked, _list_files(unpacked))
-    return [_read_as(f"{name}/{inner}", unpacked / inner, cache, form) for inner in inside]
+        return [(inner, path)]
+    if depth > _MAX_NESTED:
+        raise DataError(f"{shown}{inner} is an archive in {depth} others; unpack them yourself and use the folder")
+    left = default_limit(path) if left is None else max(left, 0)
+    target = cache / "unpacked" / f"{digests([path], cache)[0][:32]}-{path.name[:100]}"
+    folder = _cached_folder(target, cache, partial(unpack, path, limit=left, shown=shown + inner))
+    found = []
+    for below in _without_metadata(folder, _list_files(folder), shown + inner):
+        files = _unpacked(f"{inner}/{below}", folder / below, cache, shown, left, depth + 1)
+        left -= sum(file.stat().st_size for _, file in files)
+        found += files
+    return found
 
 
-def _read_as(name: str, path: Path, cache: Path, form: TextFormat) -> Document:
-    """The document of a file. Tables and other encodings are converted to JSON lines and UTF-8 in the cache."""
+def _read_as(name: str, path: Path, cache: Path, form: TextFormat, shown: str) -> Document:
+    """The document of a file, which errors call `shown`. Tables and other encodings are converted in the cache.
+
+    Its name says what it is, not that of the file it links to: the cache of `huggingface_hub` has links to files named
+    after their hashes.
+    """
     if path.suffix.lower() in TABLES:
-        path = _convert(path, cache, FIELD + ".jsonl", partial(write_table, path, form.field or FIELD), form.field)
-        return dataclasses.replace(_document(name, path), field=FIELD)
+        write = partial(write_table, path, form.field or FIELD, form.encoding, shown)
+        path = _convert(path, cache, FIELD + ".jsonl", write, form.field, form.encoding)
+        return dataclasses.replace(_document(name, path), field=FIELD, shown=shown)
     if form.encoding is not None:
-        path = _convert(path, cache, path.name, partial(transcode, path, form.encoding), form.encoding)
-    return dataclasses.replace(_document(name, path), field=json_lines_field(path, form.field))
+        path = _convert(path, cache, path.name, partial(transcode, path, form.encoding, shown), form.encoding)
+    field = json_lines_field(path, form.field)
+    return dataclasses.replace(_document(name, path.resolve()), field=field, shown=shown)
 
 
 def _convert(path: Path, cache: Path, name: str, write: Callable[[Path], None], *options: str | None) -> Path:
@@ -262,9 +320,16 @@ def _list_files(root: Path, excluded: frozenset[str] = frozenset()) -> list[str]
         )
 
     found = []
+    seen = {_identity(root)}
     try:
-        for folder, inner, files in os.walk(root, onerror=fail):
-            inner[:] = [name for name in inner if name not in excluded and not name.startswith(".")]
+        for folder, inner, files in os.walk(root, onerror=fail, followlinks=True):
+            below = sorted(name for name in inner if name not in excluded and not name.startswith("."))
+            inner.clear()
+            for name in below:
+                identity = _identity(Path(folder, name))
+                if identity not in seen:  # else a link to a folder that was listed, perhaps to one that contains it
+                    seen.add(identity)
+                    inner.append(name)
             paths = (Path(folder, name) for name in files if not name.startswith("."))
             found += [path.relative_to(root).as_posix() for path in paths if path.is_file()]
     except OSError as error:  # a folder that can be listed but not entered
@@ -272,8 +337,13 @@ def _list_files(root: Path, excluded: frozenset[str] = frozenset()) -> list[str]
     return sorted(found)
 
 
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
 def _document(name: str, path: Path) -> Document:
     try:
         return Document(name, path, path.stat().st_size)
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+        raise not_read(path, error) from None

@@ -1,5 +1,7 @@
 """Documents, and the rules that divide them into train, valid and test splits."""
 
+import dataclasses
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,12 +15,17 @@ from longspan.tokenizers import Unit
 SPLITS = ("train", "valid", "test")
 HELD_OUT = SPLITS[1:]
 _SPLIT_NAMES = {"train": "train", "test": "test", **dict.fromkeys(("valid", "val", "dev", "validation"), "valid")}
+_SHARD = re.compile(r"([a-z]+)-\d+-of-\d+(-[0-9a-f]+)?")
 _SMALL = 1 << 20
 _WHITESPACE = b" \t\n\r\x0b\x0c"
 
 
 class EmptySplitError(DataError):
-    """A split without text, of a corpus that has some."""
+    """A split without text, of a corpus that has some. `files` are named after the split and empty."""
+
+    def __init__(self, message: str, files: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.files = tuple(files)
 
 
 @dataclass(frozen=True)
@@ -26,7 +33,7 @@ class Document:
     """A file that is one document or, if it has a `field`, JSON lines with a document in that field of every row.
 
     `name` is relative to the corpus, so it does not depend on where the corpus is. `split` is the split the file is
-    named after, or None.
+    named after, or None. `path` may be a file of the cache; `shown` is the user's file, which errors name.
     """
 
     name: str
@@ -34,6 +41,7 @@ class Document:
     size: int
     split: str | None = None
     field: str | None = None
+    shown: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,7 @@ class Piece:
     start: int
     stop: int
     field: str | None = None
+    shown: str = ""
 
     @property
     def size(self) -> int:
@@ -163,9 +172,21 @@ SplitRule = ByPercent | ByTail | ByFile | ByDocument | ByCount | ByName
 def named_split(name: str) -> str | None:
     """The split a file or folder is named after, by the part before its first dot, or None.
 
-    `VAL.txt.gz` is valid and the folder `test` is test.
+    `VAL.txt.gz` is valid, the folder `test` is test, and the shard `train-00000-of-00004.parquet` is train.
     """
-    return _SPLIT_NAMES.get(name.partition(".")[0].lower())
+    return _SPLIT_NAMES.get(name.partition(".")[0].lower()) or _shard_split(name)
+
+
+def split_of_path(path: str) -> str | None:
+    """The split of a file in a corpus: that of its top-level folder or, for a shard of a split, of any part of it."""
+    top, *below = path.split("/")
+    return named_split(top) or next(filter(None, map(_shard_split, below)), None)
+
+
+def _shard_split(name: str) -> str | None:
+    """The split in the name of a shard as Hugging Face `datasets` writes it, or None."""
+    shard = _SHARD.fullmatch(name.partition(".")[0].lower())
+    return _SPLIT_NAMES.get(shard[1]) if shard else None
 
 
 def split_pieces(
@@ -184,28 +205,34 @@ def split_pieces(
         if any(document.split for document in documents):
             fix = f"name a file {split}.txt or a folder {split} in it, or set data.{split}"
             fix = "all of it is held out, so add text to train on" if split == "train" else fix
+        files = [document.name for document in documents if document.split == split]
+        fix = f"{files[0]} has no text, so add some or remove it" if files else fix
         total = f"{len(documents)} document{'s' * (len(documents) > 1)}, {sum(d.size for d in documents):,} bytes"
-        raise EmptySplitError(f"the {split} split of {name} is empty ({total}); {fix}")
+        raise EmptySplitError(f"the {split} split of {name} is empty ({total}); {fix}", files)
     return [piece for piece in pieces if piece.size]
 
 
 def describe_splits(documents: Sequence[Document], rule: SplitRule, unit: Unit) -> dict[str, tuple[str, ...]]:
     """The names of the documents of each split, with the byte range of divided ones; `unused` are in no split."""
     pieces = {split: [piece for piece in rule.pieces(documents, split, unit) if piece.size] for split in SPLITS}
-    known = {document.path: document for document in documents}
+    known = {(document.path, document.shown): document for document in documents}  # equal files are one in the cache
 
     def name(piece: Piece) -> str:
-        document = known[piece.path]
+        document = known[piece.path, piece.shown]
         cut = piece.size < document.size
         return document.name + (f" (bytes {piece.start:,} to {piece.stop:,})" if cut else "")
 
     found = {split: tuple(map(name, parts)) for split, parts in pieces.items()}
-    used = {piece.path for parts in pieces.values() for piece in parts}
-    return found | {"unused": tuple(d.name for d in documents if d.size and d.path not in used)}
+    used = {(piece.path, piece.shown) for parts in pieces.values() for piece in parts}
+    return found | {"unused": tuple(d.name for d in documents if d.size and (d.path, d.shown) not in used)}
 
 
 def full_piece(document: Document) -> Piece:
-    return Piece(document.path, 0, document.size, document.field)
+    return _piece(document, 0, document.size)
+
+
+def _piece(document: Document, start: int, stop: int) -> Piece:
+    return Piece(document.path, start, stop, document.field, document.shown)
 
 
 def _evenly_spaced(count: int, size: int) -> list[int]:
@@ -222,15 +249,15 @@ def _end_as_valid(documents: Sequence[Document], percent: int, unit: Unit) -> di
     for document in documents:
         at = document.size if document.size <= left else _next_boundary(document, left, unit)
         left = max(0, left - document.size)
-        found["train"].append(Piece(document.path, 0, at, document.field))
-        found["valid"].append(Piece(document.path, at, document.size, document.field))
+        found["train"].append(_piece(document, 0, at))
+        found["valid"].append(_piece(document, at, document.size))
     return found
 
 
 def _divide(document: Document, first: int, second: int, split: str, unit: Unit) -> list[Piece]:
     bounds = [0, _next_boundary(document, first, unit), _next_boundary(document, second, unit), document.size]
     k = SPLITS.index(split)
-    return [Piece(document.path, bounds[k], bounds[k + 1], document.field)]
+    return [_piece(document, bounds[k], bounds[k + 1])]
 
 
 def _next_boundary(document: Document, at: int, unit: Unit) -> int:
@@ -278,4 +305,5 @@ def _trim(piece: Piece, reach: int = 4096) -> Piece:
         file.seek(max(piece.start, piece.stop - reach))
         tail = file.read(piece.stop - file.tell())
     start = piece.start + len(head) - len(head.lstrip(_WHITESPACE))
-    return Piece(piece.path, start, max(start, piece.stop - len(tail) + len(tail.rstrip(_WHITESPACE))))
+    stop = max(start, piece.stop - len(tail) + len(tail.rstrip(_WHITESPACE)))
+    return dataclasses.replace(piece, start=start, stop=stop)

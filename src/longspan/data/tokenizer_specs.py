@@ -10,7 +10,7 @@ from longspan.data.documents import tasks
 from longspan.data.encoding import character_counter, run_tasks, useful_workers, word_counter
 from longspan.data.splits import Piece
 from longspan.data.word_counts import WordCounts
-from longspan.errors import UnknownNameError
+from longspan.errors import DataError, UnknownNameError
 from longspan.tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer, Unit, WordTokenizer, read_tokenizer
 from longspan.tokenizers.characters import Alphabet
 from longspan.tokenizers.words import EOS, UNK
@@ -109,6 +109,8 @@ def find_tokenizer(name: str) -> "TokenizerSpec | Tokenizer":
     """The spec of that name, or the tokenizer in a file or folder."""
     if name not in TOKENIZER_SPECS and Path(name).exists():
         return read_tokenizer(Path(name))
+    if "/" in name or name.endswith(".json"):
+        raise DataError(f"there is no tokenizer file or folder {name}; check the name")
     return find_tokenizer_spec(name)
 
 

@@ -59,7 +59,8 @@ class ModelConfig:
         increasing = all(a < b for a, b in pairwise((0, *self.cutoffs, self.vocabulary)))
         require(
             increasing,
-            f"model.cutoffs={list(self.cutoffs)} must increase between 0 and the vocabulary of {self.vocabulary}",
+            f"model.cutoffs={list(self.cutoffs)} must increase between 0 and the vocabulary of {self.vocabulary}; "
+            "use fewer or smaller ones, or a tokenizer with more tokens",
         )
         narrowest = (self.embedding_width or self.width) // self.div_val ** min(len(self.cutoffs), 64)
         require(

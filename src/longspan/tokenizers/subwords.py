@@ -2,6 +2,7 @@
 
 import json
 import re
+import tempfile
 import warnings
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from longspan.errors import CheckpointError, DataError, DataWarning
 from longspan.tokenizers.characters import code_points, utf8_sizes
-from longspan.tokenizers.text import decode_utf8, to_bytes
+from longspan.tokenizers.text import decode_utf8, not_read, space_hint, to_bytes
 from longspan.tokenizers.tokenizer import FORMAT, Ids, Offsets, Tokenizer, Unit, stored_value
 
 # A text is encoded in segments of at least _SEGMENT and at most _LONGEST characters. Where a line or a word begins
@@ -59,6 +60,11 @@ class SubwordTokenizer(Tokenizer):
     @property
     def document_end_id(self) -> int | None:
         return None if self.document_end is None else int(self._library.token_to_id(self.document_end))
+
+    @cached_property
+    def unknown(self) -> int | None:
+        model = json.loads(self.definition)["model"]
+        return model.get("unk_id") if model.get("unk_token") is None else self.token_id(model["unk_token"])
 
     @cached_property
     def _library(self) -> Any:
@@ -151,12 +157,20 @@ class SubwordTokenizer(Tokenizer):
 
     def save(self, folder: Path) -> None:
         """Write tokenizer.json and tokenizer_config.json, which `transformers` and the `tokenizers` library read."""
-        folder.mkdir(parents=True, exist_ok=True)
-        readable = json.dumps(json.loads(self.definition), ensure_ascii=False, indent=1)
-        (folder / "tokenizer.json").write_text(readable, "utf-8")
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         end = {} if self.document_end is None else {"eos_token": self.document_end}
-        (folder / "tokenizer_config.json").write_text(json.dumps(config | end, indent=1), "utf-8")
+        readable = json.dumps(json.loads(self.definition), ensure_ascii=False, indent=1)
+        files = {"tokenizer_config.json": json.dumps(config | end, indent=1), "tokenizer.json": readable}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as part:
+                for name, text in files.items():
+                    Path(part, name).write_text(text, "utf-8")
+                for name in files:  # complete files, so that neither a full disk nor Ctrl-C leaves a part of one
+                    Path(part, name).replace(folder / name)
+        except OSError as error:
+            reason = f"{error.strerror or error}; {space_hint(error)}use another folder"
+            raise DataError(f"{folder} cannot be written: {reason}") from None
 
 
 def _end_of_documents(config: Path) -> str | None:
@@ -171,7 +185,7 @@ def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+        raise not_read(path, error) from None
     except (ValueError, RecursionError):
         raise DataError(f"{path} is not JSON; it is damaged, so copy it again or remove it") from None
 

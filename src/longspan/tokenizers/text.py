@@ -1,6 +1,7 @@
 """Text as a stream of blocks: reading, UTF-8 decoding and cutting between words, in constant memory."""
 
 import codecs
+import errno
 import io
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 from longspan.errors import DataError
 
 BLOCK = 1 << 20
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Encodings that are suggested, the more common first.
 _ENCODINGS = (
     *("utf_16", "utf_16_le", "utf_16_be", "cp1252", "cp1251", "koi8_r", "cp932", "euc_jp", "gb18030", "big5"),
@@ -35,7 +37,18 @@ def read_blocks(path: Path, start: int = 0, stop: int | None = None, block: int 
     except FileNotFoundError:
         raise DataError(f"there is no file {path}; check the name") from None
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+        raise not_read(path, error) from None
+
+
+def not_read(path: Path, error: OSError) -> DataError:
+    """The error of a file that cannot be read."""
+    fix = "change its permissions, or leave it out" if isinstance(error, PermissionError) else "check the disk"
+    return DataError(f"{path} cannot be read: {error.strerror or error}; {fix}")
+
+
+def space_hint(error: OSError) -> str:
+    """The first part of the fix if a disk is full."""
+    return "free some space, or " if error.errno in FULL else ""
 
 
 def to_bytes(text: str | bytes) -> bytes:

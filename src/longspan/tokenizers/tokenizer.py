@@ -40,6 +40,11 @@ class Tokenizer(ABC):
         return None
 
     @property
+    def unknown(self) -> int | None:
+        """The id of what is not in the vocabulary, or None."""
+        return None
+
+    @property
     @abstractmethod
     def size(self) -> int:
         """The number of ids."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, get_args
 
 from longspan.errors import ConfigError, DataError, DataWarning, UnknownNameError
+from longspan.threads import run_interruptibly
 from longspan.tokenizers.subwords import SubwordTokenizer, byte_characters, import_library
 
 Kind = Literal["bpe", "unigram", "wordpiece"]
@@ -125,7 +126,7 @@ def _train(texts: Iterable[str], vocabulary: int, kind: str, special: list[str],
     found = library.Tokenizer(model)
     found.pre_tokenizer = pre
     try:
-        found.train_from_iterator(_nonempty(texts), trainer)
+        run_interruptibly(lambda: found.train_from_iterator(_nonempty(texts), trainer))
     except DataError:
         raise
     except Exception as error:

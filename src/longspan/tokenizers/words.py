@@ -97,7 +97,6 @@ class WordTokenizer(Tokenizer):
 
     @cached_property
     def unknown(self) -> int | None:
-        """The id of words outside the vocabulary, or None."""
         return next((self._ids[word] for word in _UNKNOWN_WORDS if word in self._ids), None)
 
     @property

@@ -222,4 +222,14 @@ def build_recipe(values: Mapping[str, Any], name: str = "recipe") -> Recipe:
         raise ConfigError(f"model.family={config.shown(chosen)} must be a string")
     cls = family(chosen).Config
     sections: dict[str, Any] = {key: config.build(c, tables.get(key, {}), key) for key, c in SECTIONS.items()}
-    return Recipe(name=name, family=chosen, model=config.build(cls, model, "model"), **sections)
+    return Recipe(
+        name=name, family=chosen, model=config.build(cls, _with_assumed_vocabulary(model), "model"), **sections
+    )
+
+
+def _with_assumed_vocabulary(model: dict[str, Any]) -> dict[str, Any]:
+    """The table of a model with a vocabulary that its cutoffs fit into, if it names none: the text decides later."""
+    cutoffs = model.get("cutoffs")
+    if "vocabulary" in model or not isinstance(cutoffs, list) or not all(type(cutoff) is int for cutoff in cutoffs):
+        return model
+    return model | {"vocabulary": min(max([255, *cutoffs]) + 1, 2**24)}  # larger ones are refused as cutoffs

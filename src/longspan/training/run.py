@@ -126,6 +126,12 @@ def resolve(
 def starting_from(path: Path, recipe: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """A recipe that trains the model at `path` further: with its family and config, which overrides may change."""
     found = load_model(path)
+    given = config.parse_overrides(overrides).get("model")
+    if isinstance(given, dict) and given.get("family", name_of(found.model)) != name_of(found.model):
+        raise ConfigError(
+            f"model.family={config.shown(given['family'])} cannot start from {path}, which is {name_of(found.model)}; "
+            "leave it out"
+        )
     described = {"family": name_of(found.model), **config.plain(found.model.config)}
     chosen = load_recipe(recipe, overrides, described)
     training = dataclasses.replace(chosen.training, init_from=str(path.resolve()))
@@ -142,9 +148,21 @@ def load_initial(model: LanguageModel, path: str, tokenizer: Tokenizer) -> None:
         )
     try:
         model.load_state_dict(initial.model.state_dict())
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"the weights of {path} do not fit this model config: {reason[:200]}") from None
+    except RuntimeError:
+        changed = _changed_shape(model, initial.model)
+        raise ConfigError(
+            f"the weights of {path} do not fit: {changed or 'the shapes differ'}; keep the settings of that model"
+        ) from None
+
+
+def _changed_shape(model: LanguageModel, initial: LanguageModel) -> str:
+    """The settings in which a model differs from the one it starts from, except rates, which change no shape."""
+    new, old = vars(model.config), vars(initial.config)
+    return ", ".join(
+        f"model.{key}={config.show(new[key])} instead of {config.show(old[key])}"
+        for key in new
+        if key in old and new[key] != old[key] and not isinstance(new[key], float)
+    )
 
 
 def open_text(recipe: Recipe, split: str, tokenizer: Tokenizer | None = None) -> Encoded:

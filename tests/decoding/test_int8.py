@@ -1,6 +1,7 @@
 """Int8 weights and cache in C against plain attention in float64 over the same quantised numbers."""
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,18 @@ def open_reference(model: LanguageModel) -> RollingDecoder:
     return reference
 
 
+@pytest.fixture(params=["native", "plain"])
+def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The library for this processor, and one that any processor of its kind runs."""
+    if request.param == "plain":
+        monkeypatch.setattr(int8_step, "OPTIONS", tuple(o for o in int8_step.OPTIONS if o != "-march=native"))
+        int8_step.compiled.cache_clear()
+    yield
+    int8_step.compiled.cache_clear()
+
+
 @needs_compiler
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("form", FORMS)
 def test_steps_equal_float64_over_the_same_quantised_numbers(form: str) -> None:
     """From an empty cache past the point where it wraps."""
@@ -91,6 +103,15 @@ def test_steps_equal_float64_over_the_same_quantised_numbers(form: str) -> None:
     for token in torch.randint(19, (12, 1)):
         found, wanted = native.step(token).double(), reference.step(token)
         assert (found - wanted).abs().max() / wanted.abs().max() < 1e-5
+
+
+@needs_compiler
+@pytest.mark.usefixtures("instructions")
+def test_activations_that_are_not_finite_reach_the_logits() -> None:
+    model = make("both-norms")
+    with torch.no_grad():
+        dict(model.named_parameters())["final_norm.weight"][3] = float("nan")
+    assert open_as(Int8Decoder, model).step(torch.tensor([1])).isnan().all()
 
 
 @needs_compiler

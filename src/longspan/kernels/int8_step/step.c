@@ -1,8 +1,9 @@
 /* One token through all layers of four-term attention, with int8 weights and an int8 rolling cache.
 
-   A matrix has a scale per row, a cached key or value one per slot. Activations stay float32: an int8 weight is widened
-   in a register, so that a product equals that of the restored float32 matrix up to rounding, and a quarter of the
-   bytes are read. Every sum has a fixed order, whatever the number of threads is.
+   A matrix has a scale per row, a cached key or value one per slot. A product equals that of the restored float32 matrix
+   up to rounding, and a quarter of the bytes are read. An int8 weight is widened to float32 in a register; on ARM with
+   dot-product instructions, activations are rounded to 22 bits instead and products are sums of integers. Every sum has a
+   fixed order, whatever the number of threads is.
 
    Columns of matrices are padded with zeros to a multiple of 64, those of heads to one of 16. */
 
@@ -36,9 +37,12 @@ static inline float total_of(Floats x) {
 typedef float32x4_t Floats;
 enum { WIDTH = 4 };
 static inline Floats widen(const int8_t *x) {
+    /* Each byte at the top of 32 bits, which are converted as a number with 24 fractional bits. */
+    static const uint8_t top[16] = {255, 255, 255, 0, 255, 255, 255, 1, 255, 255, 255, 2, 255, 255, 255, 3};
     int32_t bytes;
     memcpy(&bytes, x, 4);
-    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(bytes))))));
+    int8x16_t spread = vqtbl1q_s8(vreinterpretq_s8_s32(vsetq_lane_s32(bytes, vdupq_n_s32(0), 0)), vld1q_u8(top));
+    return vcvtq_n_f32_s32(vreinterpretq_s32_s8(spread), 24);
 }
 static inline float total_of(Floats x) { return vaddvq_f32(x); }
 #else
@@ -104,19 +108,71 @@ static inline Floats load(const float *x) {
     return found;
 }
 
-static void multiply(const Matrix *m, const float *x, float *out) {
-#pragma omp parallel for schedule(static) if (m->rows * m->columns > 65536)
-    for (int64_t r = 0; r < m->rows; r++) {
-        const int8_t *row = m->weight + r * m->columns;
-        Floats a = {0}, b = a, c = a, d = a;
-        for (int64_t k = 0; k < m->columns; k += 4 * WIDTH) {
-            a += widen(row + k) * load(x + k);
-            b += widen(row + k + WIDTH) * load(x + k + WIDTH);
-            c += widen(row + k + 2 * WIDTH) * load(x + k + 2 * WIDTH);
-            d += widen(row + k + 3 * WIDTH) * load(x + k + 3 * WIDTH);
-        }
-        out[r] = total_of((a + b) + (c + d)) * m->scale[r] + (m->bias ? m->bias[r] : 0);
+/* The right side of products: activations as they are, or rounded to 22 bits in three bytes. */
+#if defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
+typedef struct {
+    const int8_t *high, *middle, *low; /* 128 * (128 * high + middle) + low */
+    float scale;
+} Input;
+
+static Input input(const float *x, int64_t columns, int8_t *space) {
+    float largest = 0, sum = 0;
+#pragma omp simd reduction(max : largest) reduction(+ : sum)
+    for (int64_t k = 0; k < columns; k++) {
+        largest = fabsf(x[k]) > largest ? fabsf(x[k]) : largest;
+        sum += x[k];
     }
+    float inverse = largest > 0 ? 127 * 16384 / largest : 1;
+    int8_t *high = space, *middle = space + columns, *low = space + 2 * columns;
+#pragma omp simd
+    for (int64_t k = 0; k < columns; k++) {
+        int32_t whole = (int32_t)rintf(x[k] * inverse), upper = (whole + 64) >> 7, top = (upper + 64) >> 7;
+        high[k] = (int8_t)top;
+        middle[k] = (int8_t)(upper - 128 * top);
+        low[k] = (int8_t)(whole - 128 * upper);
+    }
+    return (Input){high, middle, low, 1 / inverse + 0 * sum}; /* NaN stays NaN */
+}
+
+/* Without scales; int32 suffices for 130,000 columns. */
+static inline float product(const int8_t *row, Input x, int64_t columns) {
+    int32x4_t high = vdupq_n_s32(0), middle = high, low = high;
+    for (int64_t k = 0; k < columns; k += 16) {
+        int8x16_t weights = vld1q_s8(row + k);
+        high = vdotq_s32(high, weights, vld1q_s8(x.high + k));
+        middle = vdotq_s32(middle, weights, vld1q_s8(x.middle + k));
+        low = vdotq_s32(low, weights, vld1q_s8(x.low + k));
+    }
+    return x.scale * (16384 * (float)vaddvq_s32(high) + (128 * (float)vaddvq_s32(middle) + (float)vaddvq_s32(low)));
+}
+#else
+typedef const float *Input;
+
+static Input input(const float *x, int64_t columns, int8_t *space) {
+    (void)columns, (void)space;
+    return x;
+}
+
+static inline float product(const int8_t *row, Input x, int64_t columns) {
+    Floats a = {0}, b = a, c = a, d = a;
+    int64_t k = 0;
+    for (; k + 4 * WIDTH <= columns; k += 4 * WIDTH) {
+        a += widen(row + k) * load(x + k);
+        b += widen(row + k + WIDTH) * load(x + k + WIDTH);
+        c += widen(row + k + 2 * WIDTH) * load(x + k + 2 * WIDTH);
+        d += widen(row + k + 3 * WIDTH) * load(x + k + 3 * WIDTH);
+    }
+    for (; k < columns; k += WIDTH) a += widen(row + k) * load(x + k);
+    return total_of((a + b) + (c + d));
+}
+#endif
+
+static void multiply(const Matrix *m, const float *x, float *out) {
+    int8_t space[3 * m->columns];
+    Input right = input(x, m->columns, space);
+#pragma omp parallel for schedule(static) if (m->rows * m->columns > 65536)
+    for (int64_t r = 0; r < m->rows; r++)
+        out[r] = product(m->weight + r * m->columns, right, m->columns) * m->scale[r] + (m->bias ? m->bias[r] : 0);
 }
 
 static void normalise(const Norm *norm, const float *x, float *out, int64_t width) {
@@ -145,18 +201,22 @@ static float quantise(const float *x, int8_t *out, int64_t width) {
     return scale;
 }
 
-/* The sum of the values, weighted by scores, WIDTH columns at a time. */
+/* The sum of the values, weighted by scores, 16 columns at a time. */
 static void weigh(const int8_t *values, const float *weights, int64_t filled, int64_t columns, float *out) {
-    for (int64_t d = 0; d < columns; d += WIDTH) {
-        Floats a = {0}, b = a;
+    enum { PARTS = 16 / WIDTH };
+    for (int64_t d = 0; d < columns; d += 16) {
+        Floats a[PARTS] = {{0}}, b[PARTS] = {{0}};
         int64_t s = 0;
         for (; s + 1 < filled; s += 2) {
-            a += widen(values + s * columns + d) * weights[s];
-            b += widen(values + (s + 1) * columns + d) * weights[s + 1];
+            const int8_t *row = values + s * columns + d, *next = row + columns;
+            for (int n = 0; n < PARTS; n++) a[n] += widen(row + n * WIDTH) * weights[s];
+            for (int n = 0; n < PARTS; n++) b[n] += widen(next + n * WIDTH) * weights[s + 1];
         }
-        if (s < filled) a += widen(values + s * columns + d) * weights[s];
-        a += b;
-        memcpy(out + d, &a, sizeof a);
+        for (int n = 0; n < PARTS; n++) {
+            if (s < filled) a[n] += widen(values + s * columns + d + n * WIDTH) * weights[s];
+            a[n] += b[n];
+        }
+        memcpy(out + d, a, sizeof a);
     }
 }
 
@@ -173,15 +233,12 @@ static void attend_head(const Model *m, const Layer *layer, int64_t h, int64_t s
         qu[d] = d < D ? (query[d] + layer->u[h * D + d]) * factor : 0;
         qw[d] = d < D ? (query[d] + layer->w[h * D + d]) * factor : 0;
     }
+    int8_t space[6 * P];
+    Input by_key = input(qu, P, space), by_distance = input(qw, P, space + 3 * P);
     for (int64_t s = 0; s < filled; s++) {
-        int64_t away = slot - s + (s > slot ? S : 0), c = away < C ? away : C - 1;
-        const int8_t *key = keys + s * P, *far = layer->distance + (h * C + c) * P;
-        Floats a = {0}, b = a;
-        for (int64_t d = 0; d < P; d += WIDTH) {
-            a += widen(key + d) * load(qu + d);
-            b += widen(far + d) * load(qw + d);
-        }
-        scores[s] = total_of(a * key_scale[s] + b * layer->distance_scale[h * C + c]);
+        int64_t away = slot - s + (s > slot ? S : 0), c = h * C + (away < C ? away : C - 1);
+        scores[s] = product(keys + s * P, by_key, P) * key_scale[s]
+            + product(layer->distance + c * P, by_distance, P) * layer->distance_scale[c];
         top = fmaxf(top, scores[s]);
     }
 #pragma omp simd reduction(+ : total)

@@ -72,6 +72,7 @@ FORWARD = {  # launch options of the forward kernel, with scores computed again 
     "half-2-168": fused.Launch(64, 4, 2, fused.HALF, 168),
     "half-3": fused.Launch(64, 4, 3, fused.HALF),
     "warp-3": fused.Launch(64, 4, 3, fused.WARP),
+    "looped": fused.Launch(64, 4, 2, fused.HALF, 168, order=fused.LOOPED),
     "scores-ahead": fused.Launch(64, 4, 2, fused.HALF, 168, order=fused.SCORES_AHEAD),
     "positions-ahead": fused.Launch(64, 4, 3, fused.HALF, order=fused.POSITIONS_AHEAD),
     "queries-128": fused.Launch(64, 4, 2, fused.HALF, queries=128),

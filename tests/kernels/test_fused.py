@@ -77,7 +77,7 @@ def use_forward(monkeypatch: pytest.MonkeyPatch, how: fused.Launch) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize(("queries", "order"), [(16, 1), (16, 2), (32, 0), (32, 1), (32, 2)])
+@pytest.mark.parametrize(("queries", "order"), [(16, 1), (16, 2), (16, 3), (32, 0), (32, 1), (32, 2)])
 @pytest.mark.parametrize("L", [33, 16])
 def test_interpreted_forward_kernels_of_every_order(
     queries: int, order: int, L: int, monkeypatch: pytest.MonkeyPatch
@@ -99,12 +99,13 @@ def test_interpreted_forward_kernels_of_every_order(
 @pytest.mark.parametrize(
     "how",
     [
+        fused.Launch(64, 4, 2, fused.HALF, 168, order=fused.LOOPED),
         fused.Launch(64, 4, 2, fused.HALF, 168, order=fused.SCORES_AHEAD),
         fused.Launch(64, 4, 3, fused.HALF, order=fused.POSITIONS_AHEAD),
         fused.Launch(64, 4, 2, fused.HALF, queries=128),
         fused.Launch(64, 4, 2, fused.HALF, queries=128, order=fused.SCORES_AHEAD),
     ],
-    ids=["scores-ahead", "positions-ahead", "queries-128", "queries-128-ahead"],
+    ids=["looped", "scores-ahead", "positions-ahead", "queries-128", "queries-128-ahead"],
 )
 def test_forward_kernels_of_every_order(
     how: fused.Launch, L: int, M: int, window: int | None, monkeypatch: pytest.MonkeyPatch

@@ -18,7 +18,7 @@ from longspan.shapes import Float, Int, Tensor
 
 LOG2E = 1.4426950408889634
 GATHER, BLOCK, WARP, HALF = range(4)  # fused_slide.py
-IN_TURN, SCORES_AHEAD, POSITIONS_AHEAD = range(3)  # fused_forward.py
+IN_TURN, SCORES_AHEAD, POSITIONS_AHEAD, LOOPED = range(4)  # fused_forward.py
 
 
 def relative_attention(

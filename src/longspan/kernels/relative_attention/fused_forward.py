@@ -16,6 +16,7 @@ from longspan.kernels.relative_attention.fused_slide import (
 IN_TURN = tl.constexpr(0)
 SCORES_AHEAD = tl.constexpr(1)  # the scores of the next tile, last: what they load arrives during the softmax
 POSITIONS_AHEAD = tl.constexpr(2)  # the position scores of the next tile: their product runs during the softmax
+LOOPED = tl.constexpr(3)  # nothing; but the last tile is a loop too, so that all its loads start together
 
 # Specialising on lengths that are multiples of 16 gains nothing and would compile the kernel again.
 LENGTHS = ["L", "M", "C", "window"]
@@ -248,6 +249,7 @@ def forward_kernel(
         seed = tl.load(seed_ptr)
 
     base = rolling_buffer(T, SLIDE, Q)
+    order: tl.constexpr = IN_TURN if ORDER == LOOPED else ORDER
     last: tl.constexpr = (ORDER == SCORES_AHEAD) & (Q == T)
     farthest, complete = reach(i0, M, L, window, first, T, WINDOW, FIRST, Q)
     nearest = 1 - Q // T
@@ -264,7 +266,7 @@ def forward_kernel(
     top = tl.full([Q], float("-inf"), tl.float32)
     total = tl.zeros([Q], tl.float32)
     ready = tl.zeros([Q, T], tl.float32)
-    if ORDER != IN_TURN:
+    if order != IN_TURN:
         newer = position_scores(farthest, qw, distance, stride_dc, C, D, BD, T, PRECISION)
         keep_block(base, 0, newer, T, SLIDE)
     if ORDER == SCORES_AHEAD:
@@ -278,7 +280,7 @@ def forward_kernel(
     acc, top, total, older, newer, ready = forward_span(
         acc, top, total, older, newer, ready, 0, farthest, after, qu, qw, base, key, value, distance, first, seed,
         stride_kl, stride_vl, stride_dc, bh, H, i0, M, L, C, window, scale, dropout, discount,
-        D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, TMA, DISCOUNT, Q, ORDER, False,
+        D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, TMA, DISCOUNT, Q, order, False,
     )  # fmt: skip
     done, near = farthest - complete, 1
     if SPLIT:
@@ -286,15 +288,15 @@ def forward_kernel(
     acc, top, total, older, newer, ready = forward_span(
         acc, top, total, older, newer, ready, done, complete, near, qu, qw, base, key, value, distance, first, seed,
         stride_kl, stride_vl, stride_dc, bh, H, i0, M, L, C, window, scale, dropout, discount,
-        D, BD, T, False, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, TMA, DISCOUNT, Q, ORDER, False,
+        D, BD, T, False, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, TMA, DISCOUNT, Q, order, False,
     )  # fmt: skip
     own = 0
-    if SPLIT:
+    if SPLIT or ORDER == LOOPED:
         own = tl.minimum(farthest, 0)
     acc, top, total, older, newer, ready = forward_span(
         acc, top, total, older, newer, ready, farthest, own, nearest, qu, qw, base, key, value, distance, first, seed,
         stride_kl, stride_vl, stride_dc, bh, H, i0, M, L, C, window, scale, dropout, discount,
-        D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, TMA, DISCOUNT, Q, ORDER, last,
+        D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, TMA, DISCOUNT, Q, order, last,
     )  # fmt: skip
 
     if SPLIT:

@@ -13,11 +13,13 @@ import contextlib
 import dataclasses
 import functools
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -212,13 +214,14 @@ def compile_all(shapes: list[str], variants: list[str]) -> None:
         plan = VARIANTS.get(name)
         same = name if plan is None else dataclasses.replace(plan, limit=0, ahead=0, keys=0)
         kinds.setdefault(same, name)
-    jobs = [
-        subprocess.Popen([sys.executable, __file__, "--compile", f"{shape}:{name}"], stdout=subprocess.DEVNULL)
-        for shape in shapes
-        for name in ("flex", *kinds.values())
-    ]
-    for job in jobs:
-        job.wait()
+
+    def compile_in_process(job: str) -> None:
+        subprocess.run([sys.executable, __file__, "--compile", job], stdout=subprocess.DEVNULL, check=False)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(
+            pool.map(compile_in_process, [f"{shape}:{name}" for shape in shapes for name in ("flex", *kinds.values())])
+        )
 
 
 def compile_one(shape: str, name: str) -> None:

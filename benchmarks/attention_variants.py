@@ -74,11 +74,13 @@ FORWARD = {  # launch options of the forward kernel, with scores computed again 
     "half-2-168": fused.Launch(64, 4, 2, fused.HALF, 168),
     "half-3": fused.Launch(64, 4, 3, fused.HALF),
     "warp-3": fused.Launch(64, 4, 3, fused.WARP),
-    "looped": fused.Launch(64, 4, 2, fused.HALF, 168, order=fused.LOOPED),
-    "scores-ahead": fused.Launch(64, 4, 2, fused.HALF, 168, order=fused.SCORES_AHEAD),
-    "positions-ahead": fused.Launch(64, 4, 3, fused.HALF, order=fused.POSITIONS_AHEAD),
-    "queries-128": fused.Launch(64, 4, 2, fused.HALF, queries=128),
-    "queries-128-ahead": fused.Launch(64, 4, 2, fused.HALF, queries=128, order=fused.SCORES_AHEAD),
+    "table": fused.Launch(64, 4, 2, fused.HALF, 168, table=True),
+    "looped": fused.Launch(64, 4, 2, fused.HALF, 168, order=fused.LOOPED, table=True),
+    "scores-ahead": fused.Launch(64, 4, 2, fused.HALF, 168, order=fused.SCORES_AHEAD, table=True),
+    "positions-ahead": fused.Launch(64, 4, 3, fused.HALF, order=fused.POSITIONS_AHEAD, table=True),
+    "queries-128": fused.Launch(64, 4, 2, fused.HALF, queries=128, table=True),
+    "queries-128-copied": fused.Launch(64, 4, 2, fused.HALF, queries=128),
+    "queries-128-ahead": fused.Launch(64, 4, 2, fused.HALF, queries=128, order=fused.SCORES_AHEAD, table=True),
 }
 DEFAULT = "today,stored,by-distance,no-prefetch,ring-416,lag-32,lag-64,keys-2048,keys-all"
 BOUND = 1.5e-2

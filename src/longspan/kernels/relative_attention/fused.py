@@ -51,8 +51,8 @@ def relative_attention(
 class Launch:
     """The launch options of a kernel: tile size, warps, pipeline stages, method of the shift, registers per thread.
 
-    For the forward kernel also queries per program, T or 2 T, which reads each key half as often, and what a tile
-    computes for later ones.
+    For the forward kernel also queries per program, T or 2 T, which reads each key half as often, what a tile computes
+    for later ones, and whether position keys are loaded with a descriptor, as keys and values are.
     """
 
     T: int
@@ -62,6 +62,7 @@ class Launch:
     registers: int | None = None
     queries: int | None = None
     order: int = IN_TURN
+    table: bool = False
 
 
 def launch(kernel: str, query: Tensor, keys: int, *, plain: bool = True) -> Launch:
@@ -114,16 +115,20 @@ def _forward(
     parts = split.parts_of(query, M + L, window, how.T)
     Q = how.T if parts > 1 or how.queries is None else how.queries
     to, lse_to = (out, lse) if parts == 1 else (split.partial(query, parts), lse.new_empty(parts, *lse.shape))
-    strides = (*key.stride()[:3], *value.stride()[:3])
+    strides = (*key.stride()[:3], *value.stride()[:3], *distance.stride()[:2])
     tma = how.slide == HALF and all(has_descriptor(tensor) for tensor in (key, value))
     if tma:
         key, value = descriptor(key, how.T), descriptor(value, how.T)
+    # The kernel clamps distances to the table, which a descriptor cannot.
+    table = tma and how.table and has_descriptor(distance[None]) and min(window or M + L, M + L) <= C
+    if table:
+        distance = descriptor(distance[None], how.T)
     forward_kernel[(-(-L // Q), B * H, parts)](
         query, key, value, distance, u.contiguous(), w.contiguous(), contiguous(first_key), seed, to, lse_to,
-        *query.stride()[:3], *strides, *distance.stride()[:2], *to.stride()[-4:-1],
+        *query.stride()[:3], *strides, *to.stride()[-4:-1],
         H, L, M, C, window, LOG2E * D**-0.5, dropout, discount * D**0.5 / LOG2E,
         **shape_of(how, D, window, first_key, dropout, query.dtype), TMA=tma, DISCOUNT=discount > 0.0,
-        Q=Q, ORDER=how.order if parts == 1 else IN_TURN, SPLIT=parts > 1,
+        Q=Q, ORDER=how.order if parts == 1 else IN_TURN, TABLE=table, SPLIT=parts > 1,
     )  # fmt: skip
     if parts > 1:
         split.join_outputs(out, lse, to, lse_to)

@@ -118,10 +118,15 @@ def kept(seed, bh, i, j, K, dropout):
 
 @triton.jit
 def position_scores(
-    n, qw, distance, stride_distance, C, D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr
+    n, h, qw, distance, stride_distance, C,
+    D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr, TABLE: tl.constexpr,
 ):  # fmt: skip
-    """The block of position scores that tile n adds to the window, [query, distance]."""
-    r = load_distances(distance, n * T - 1, stride_distance, C, D, BD, T)
+    """The block of position scores that tile n adds to the window, [query, distance]. With TABLE, `distance` is a
+    descriptor of [1, H, C, D]: distances beyond the table are zero instead of its last one."""
+    if TABLE:
+        r = distance.load([0, h, C - n * T, 0]).reshape(T, BD)
+    else:
+        r = load_distances(distance, n * T - 1, stride_distance, C, D, BD, T)
     return tl.dot(qw, tl.trans(r), input_precision=PRECISION)
 
 
@@ -171,7 +176,7 @@ def forward_span(
     stride_key, stride_value, stride_distance, bh, H, i0, M, L, C, window, scale, dropout, discount,
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr,
     FIRST: tl.constexpr, DROPOUT: tl.constexpr, SLIDE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
-    DISCOUNT: tl.constexpr, Q: tl.constexpr, ORDER: tl.constexpr, LAST: tl.constexpr,
+    DISCOUNT: tl.constexpr, Q: tl.constexpr, ORDER: tl.constexpr, LAST: tl.constexpr, TABLE: tl.constexpr,
 ):  # fmt: skip
     """Tiles far, far-1, ..., near of one block of queries, after `done` other tiles.
 
@@ -188,7 +193,7 @@ def forward_span(
             scores = ready
         else:
             if ORDER == IN_TURN:
-                newer = position_scores(n, qw, distance, stride_distance, C, D, BD, T, PRECISION)
+                newer = position_scores(n, bh % H, qw, distance, stride_distance, C, D, BD, T, PRECISION, TABLE)
                 keep_block(base, done + step, newer, T, SLIDE)
             scores = tile_scores(
                 n, done + step, older, newer, qu, base, key, stride_key, bh, H, i0, M, L,
@@ -196,7 +201,7 @@ def forward_span(
             )  # fmt: skip
             older = moved_on(older, newer, T, SLIDE)
         if ORDER == POSITIONS_AHEAD:
-            newer = position_scores(n - 1, qw, distance, stride_distance, C, D, BD, T, PRECISION)
+            newer = position_scores(n - 1, bh % H, qw, distance, stride_distance, C, D, BD, T, PRECISION, TABLE)
         weights, shrink, top, total = softmax_step(
             scores, n, top, total, oldest, seed, bh, i0, M, L, C, window, scale, dropout, discount,
             T, MASKED, WINDOW, FIRST, DROPOUT, DISCOUNT,
@@ -204,7 +209,7 @@ def forward_span(
         v = load_keys(value, bh // H, bh % H, M + i0 - n * T, stride_value, M + L, D, BD, T, TMA)
         acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
         if ORDER == SCORES_AHEAD and not LAST:
-            newer = position_scores(n - 1, qw, distance, stride_distance, C, D, BD, T, PRECISION)
+            newer = position_scores(n - 1, bh % H, qw, distance, stride_distance, C, D, BD, T, PRECISION, TABLE)
             keep_block(base, done + step + 1, newer, T, SLIDE)
             ready = tile_scores(
                 n - 1, done + step + 1, older, newer, qu, base, key, stride_key, bh, H, i0, M, L,
@@ -225,7 +230,7 @@ def forward_kernel(
     H, L, M, C, window, scale, dropout, discount,
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, WINDOW: tl.constexpr,
     FIRST: tl.constexpr, DROPOUT: tl.constexpr, SLIDE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
-    DISCOUNT: tl.constexpr, Q: tl.constexpr, ORDER: tl.constexpr, SPLIT: tl.constexpr = False,
+    DISCOUNT: tl.constexpr, Q: tl.constexpr, ORDER: tl.constexpr, TABLE: tl.constexpr, SPLIT: tl.constexpr = False,
 ):  # fmt: skip
     """The output of one block of Q queries, or with SPLIT of a part of its keys. Tiles have T keys."""
     bh = tl.program_id(1)
@@ -241,7 +246,8 @@ def forward_kernel(
     if not TMA:
         key += b * stride_kb + h * stride_kh
         value += b * stride_vb + h * stride_vh
-    distance += h * stride_dh
+    if not TABLE:
+        distance += h * stride_dh
     if FIRST:
         first += b * L
     seed = 0
@@ -259,7 +265,7 @@ def forward_kernel(
     older = tl.zeros([Q, Q], tl.float32)
     newer = tl.zeros([Q, T], tl.float32)
     for age in tl.static_range(Q // T, 0, -1):
-        newer = position_scores(farthest + age, qw, distance, stride_dc, C, D, BD, T, PRECISION)
+        newer = position_scores(farthest + age, h, qw, distance, stride_dc, C, D, BD, T, PRECISION, TABLE)
         keep_first(base, newer, T, SLIDE, age)
         older = moved_on(older, newer, T, SLIDE)
     acc = tl.zeros([Q, BD], tl.float32)
@@ -267,7 +273,7 @@ def forward_kernel(
     total = tl.zeros([Q], tl.float32)
     ready = tl.zeros([Q, T], tl.float32)
     if order != IN_TURN:
-        newer = position_scores(farthest, qw, distance, stride_dc, C, D, BD, T, PRECISION)
+        newer = position_scores(farthest, h, qw, distance, stride_dc, C, D, BD, T, PRECISION, TABLE)
         keep_block(base, 0, newer, T, SLIDE)
     if ORDER == SCORES_AHEAD:
         ready = tile_scores(
@@ -280,7 +286,7 @@ def forward_kernel(
     acc, top, total, older, newer, ready = forward_span(
         acc, top, total, older, newer, ready, 0, farthest, after, qu, qw, base, key, value, distance, first, seed,
         stride_kl, stride_vl, stride_dc, bh, H, i0, M, L, C, window, scale, dropout, discount,
-        D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, TMA, DISCOUNT, Q, order, False,
+        D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, TMA, DISCOUNT, Q, order, False, TABLE,
     )  # fmt: skip
     done, near = farthest - complete, 1
     if SPLIT:
@@ -288,7 +294,7 @@ def forward_kernel(
     acc, top, total, older, newer, ready = forward_span(
         acc, top, total, older, newer, ready, done, complete, near, qu, qw, base, key, value, distance, first, seed,
         stride_kl, stride_vl, stride_dc, bh, H, i0, M, L, C, window, scale, dropout, discount,
-        D, BD, T, False, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, TMA, DISCOUNT, Q, order, False,
+        D, BD, T, False, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, TMA, DISCOUNT, Q, order, False, TABLE,
     )  # fmt: skip
     own = 0
     if SPLIT or ORDER == LOOPED:
@@ -296,7 +302,7 @@ def forward_kernel(
     acc, top, total, older, newer, ready = forward_span(
         acc, top, total, older, newer, ready, farthest, own, nearest, qu, qw, base, key, value, distance, first, seed,
         stride_kl, stride_vl, stride_dc, bh, H, i0, M, L, C, window, scale, dropout, discount,
-        D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, TMA, DISCOUNT, Q, order, last,
+        D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, TMA, DISCOUNT, Q, order, last, TABLE,
     )  # fmt: skip
 
     if SPLIT:

@@ -1,43 +1,59 @@
-"""Variants of the backward pass of relative attention, against FlexAttention without the position term, in one process.
+"""Variants of relative attention, against FlexAttention without the position term, in one process.
 
-    python benchmarks/attention_variants.py [--shapes 512,2048,8192,wide] [--variants today,stored,...] [--json FILE]
+    python benchmarks/attention_variants.py [--shapes 512,2048,8192,wide,eval] [--variants today,stored] [--json FILE]
 
 Every variant is first checked against the reference in float64. Then all of them are timed in turn, forward and
-backward, plain and captured in a CUDA graph, and the median round counts. `wide` has heads of 128. Kernels are compiled
-beforehand in parallel processes.
+backward, plain and captured in a CUDA graph, and the forward pass alone, captured; the median round counts. `wide` has
+heads of 128. `eval` is the forward pass of 32,768 queries with a window of 3,800. `--variants forward` measures all
+variants of the forward kernel. Kernels are compiled beforehand in parallel processes.
 """
 
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from old_and_new import captured, milliseconds
 
 from longspan.experiments.bench.attention import _rival
-from longspan.kernels.relative_attention import fused, reference, stored
+from longspan.kernels.relative_attention import fused, reference, split, stored
 
-SHAPES = {  # memory, batch, heads, head size; segments of 512
-    "512": (512, 64, 8, 64),
-    "2048": (2048, 64, 8, 64),
-    "8192": (8192, 16, 8, 64),
-    "wide": (512, 64, 4, 128),
+SEGMENT = 512
+
+
+class Shape(NamedTuple):
+    """Memory, batch, heads, head size, queries. With a window, only the forward pass is measured."""
+
+    M: int
+    B: int
+    H: int
+    D: int
+    L: int = SEGMENT
+    window: int | None = None
+
+
+SHAPES = {
+    "512": Shape(512, 64, 8, 64),
+    "2048": Shape(2048, 64, 8, 64),
+    "8192": Shape(8192, 16, 8, 64),
+    "wide": Shape(512, 64, 4, 128),
+    "eval": Shape(3800, 1, 8, 64, 32768, 3800),
 }
 MIB = 1 << 20
 Plan = stored.Plan
 VARIANTS: dict[str, Plan | None] = {  # plans of the backward pass; None computes the scores again
     "today": None,
-    "half-1": None,
-    "half-2": None,
-    "half-3": None,
     "stored": Plan(),
     "by-distance": Plan(planes=3),
     "ring-104": Plan(limit=104 * MIB),
@@ -52,13 +68,21 @@ VARIANTS: dict[str, Plan | None] = {  # plans of the backward pass; None compute
     "two-stages": Plan(stages=2),
     "registers": Plan(registers=None),
 }
-FORWARD = {  # launch options of the forward kernel: pipeline stages, with the 16-bit window and descriptors
+FORWARD = {  # launch options of the forward kernel, with scores computed again in the backward pass
     "half-1": fused.Launch(64, 4, 1, fused.HALF),
     "half-2": fused.Launch(64, 4, 2, fused.HALF),
+    "half-2-168": fused.Launch(64, 4, 2, fused.HALF, 168),
     "half-3": fused.Launch(64, 4, 3, fused.HALF),
+    "warp-3": fused.Launch(64, 4, 3, fused.WARP),
+    "table": fused.Launch(64, 4, 2, fused.HALF, 168, table=True),
+    "looped": fused.Launch(64, 4, 2, fused.HALF, 168, order=fused.LOOPED, table=True),
+    "scores-ahead": fused.Launch(64, 4, 2, fused.HALF, 168, order=fused.SCORES_AHEAD, table=True),
+    "positions-ahead": fused.Launch(64, 4, 3, fused.HALF, order=fused.POSITIONS_AHEAD, table=True),
+    "queries-128": fused.Launch(64, 4, 2, fused.HALF, queries=128, table=True),
+    "queries-128-copied": fused.Launch(64, 4, 2, fused.HALF, queries=128),
+    "queries-128-ahead": fused.Launch(64, 4, 2, fused.HALF, queries=128, order=fused.SCORES_AHEAD, table=True),
 }
 DEFAULT = "today,stored,by-distance,no-prefetch,ring-416,lag-32,lag-64,keys-2048,keys-all"
-SEGMENT = 512
 BOUND = 1.5e-2
 
 
@@ -75,11 +99,15 @@ def draw(M: int, B: int, H: int, D: int, L: int = SEGMENT) -> list[torch.Tensor]
 @contextlib.contextmanager
 def using(name: str) -> Iterator[None]:
     """Run calls of this block as a variant."""
-    plan, forward, launch = VARIANTS[name], FORWARD.get(name), fused.launch
+    plan, forward, launch = VARIANTS.get(name), FORWARD.get(name), fused.launch
     if forward is not None:
         fused.launch = lambda kernel, *some, **more: forward if kernel == "forward" else launch(kernel, *some, **more)
     try:
-        with contextlib.nullcontext() if plan is None else stored.using(plan):
+        with contextlib.ExitStack() as stack:
+            if plan is not None:
+                stack.enter_context(stored.using(plan))
+            if forward is not None:  # programs that share a block of queries use none of these options
+                stack.enter_context(split.using(1))
             yield
     finally:
         fused.launch = launch
@@ -106,38 +134,50 @@ def error(name: str, M: int, D: int, L: int = SEGMENT, window: int | None = None
 
 def measure(shape: str, variants: list[str], rounds: int) -> list[dict[str, Any]]:
     """One row per variant: milliseconds plain and captured, ratios to FlexAttention, extra memory, error."""
-    M, B, H, D = SHAPES[shape]
+    M, B, H, D, L, window = SHAPES[shape]
     torch.manual_seed(0)
-    tensors = draw(M, B, H, D)
+    tensors = draw(M, B, H, D, L)
     grad = torch.randn_like(tensors[0])
-    rival = _rival(tensors)
-    calls: dict[str, Callable[[], Any]] = {"flex": lambda: gradients(rival, tensors[:3], grad)}
-    graphs, rows = {"flex": captured(calls["flex"])}, {"flex": dict[str, Any]()}
-    for name in variants:
+    rival = _rival(tensors, window)
 
-        def call(name: str = name) -> Any:
-            with using(name):
-                return gradients(fused.relative_attention, tensors, grad)
+    def forward(name: str) -> Any:
+        with torch.no_grad(), contextlib.nullcontext() if name == "flex" else using(name):
+            return rival(*tensors[:3]) if name == "flex" else fused.relative_attention(*tensors, window=window)
 
+    def both(name: str) -> Any:
+        if window is not None:
+            return forward(name)
+        if name == "flex":
+            return gradients(rival, tensors[:3], grad)
+        with using(name):
+            return gradients(fused.relative_attention, tensors, grad)
+
+    ways: dict[str, list[Callable[[], Any]]] = {}
+    rows: dict[str, dict[str, Any]] = {}
+    for name in ("flex", *variants):
+        call = functools.partial(both, name)
         try:
-            row = {"error": error(name, M, D), "odd": error(name, 333, D, 200, 250), "MiB": extra_memory(call)}
-            graphs[name] = captured(call)
+            if name != "flex":
+                errors = {"error": error(name, M, D, window=window), "odd": error(name, 333, D, 200, 250)}
+                rows[name] = {**errors, "MiB": extra_memory(call)}
+            ways[name] = [call, captured(call), captured(functools.partial(forward, name))]
         except Exception as problem:  # one variant that fails must not end the run
             print(f"{shape} {name} failed: {type(problem).__name__}: {str(problem)[:300]}", flush=True)
-            continue
-        calls[name], rows[name] = call, row
-    times: dict[str, list[list[float]]] = {name: [[], []] for name in calls}
+    times: dict[str, list[list[float]]] = {name: [[], [], []] for name in ways}
     repeat = 12
     for _ in range(rounds):
-        for name in calls:
-            times[name][0].append(milliseconds(calls[name], repeat))
-            times[name][1].append(milliseconds(graphs[name], repeat))
-    plain, graph = ({name: statistics.median(pair[way]) for name, pair in times.items()} for way in (0, 1))
-    return [
-        {"shape": shape, "variant": name, "ms": plain[name], "ratio": plain["flex"] / plain[name],
-         "graph_ms": graph[name], "graph_ratio": graph["flex"] / graph[name], **rows[name]}
-        for name in calls
-    ]  # fmt: skip
+        for name, calls in ways.items():
+            for some, timed in zip(calls, times[name], strict=True):
+                timed.append(milliseconds(some, repeat))
+    medians = {name: [statistics.median(timed) for timed in three] for name, three in times.items()}
+    labels = ("ms", "ratio"), ("graph_ms", "graph_ratio"), ("forward_ms", "forward_ratio")
+    found = []
+    for name, three in medians.items():
+        row: dict[str, Any] = {"shape": shape, "variant": name, **rows.get(name, {})}
+        for (time_label, ratio_label), ms, flex in zip(labels, three, medians["flex"], strict=True):
+            row |= {time_label: ms, ratio_label: flex / ms}
+        found.append(row)
+    return found
 
 
 def extra_memory(call: Callable[[], Any]) -> float:
@@ -155,7 +195,7 @@ def extra_memory(call: Callable[[], Any]) -> float:
 
 def kernels(shape: str, name: str) -> dict[str, float]:
     """Milliseconds per call of the kernels of one variant."""
-    tensors = draw(*SHAPES[shape])
+    tensors = draw(*SHAPES[shape][:4])
     grad = torch.randn_like(tensors[0])
     with using(name), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
         for _ in range(3):
@@ -173,37 +213,41 @@ def compile_all(shapes: list[str], variants: list[str]) -> None:
     arguments of the same kernels; 512 and 2048 together compile those with and without parts."""
     kinds: dict[Any, str] = {}
     for name in variants:
-        plan = VARIANTS[name]
+        plan = VARIANTS.get(name)
         same = name if plan is None else dataclasses.replace(plan, limit=0, ahead=0, keys=0)
         kinds.setdefault(same, name)
-    jobs = [
-        subprocess.Popen([sys.executable, __file__, "--compile", f"{shape}:{name}"], stdout=subprocess.DEVNULL)
-        for shape in shapes
-        for name in ("flex", *kinds.values())
-    ]
-    for job in jobs:
-        job.wait()
+
+    def compile_in_process(job: str) -> None:
+        subprocess.run([sys.executable, __file__, "--compile", job], stdout=subprocess.DEVNULL, check=False)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(
+            pool.map(compile_in_process, [f"{shape}:{name}" for shape in shapes for name in ("flex", *kinds.values())])
+        )
 
 
 def compile_one(shape: str, name: str) -> None:
-    M, B, H, D = SHAPES[shape]
+    M, B, H, D, L, window = SHAPES[shape]
     if name == "flex":
-        tensors = draw(M, B, H, D)
-        gradients(_rival(tensors), tensors[:3], torch.randn_like(tensors[0]))
+        tensors = draw(M, B, H, D, L)
+        _rival(tensors, window)(*tensors[:3])
+        if window is None:
+            gradients(_rival(tensors), tensors[:3], torch.randn_like(tensors[0]))
         return
     tensors = draw(M, 2, H, D)
     with using(name):
-        gradients(fused.relative_attention, tensors, torch.randn_like(tensors[0]))
+        gradients(functools.partial(fused.relative_attention, window=window), tensors, torch.randn_like(tensors[0]))
     error(name, 333, D, 200, 250)
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    print("shape  variant            ms     ratio  graph   ratio  extra MiB  error  error, awkward lengths, window")
+    print("shape  variant            ms     ratio  graph   ratio  forward ratio  extra MiB  error  error, awkward")
     for row in rows:
         right = all(row.get(key, 0.0) <= BOUND for key in ("error", "odd"))  # NaN is not
         print(
             f"{row['shape']:<6} {row['variant']:<18} {row['ms']:6.3f} {row['ratio']:.3f}  {row['graph_ms']:6.3f}"
-            f"  {row['graph_ratio']:.3f}  {row.get('MiB', 0):7.0f}"
+            f"  {row['graph_ratio']:.3f}  {row['forward_ms']:6.3f}  {row['forward_ratio']:.3f}"
+            f"  {row.get('MiB', 0):7.0f}"
             f"  {row.get('error', 0):.1e}  {row.get('odd', 0):.1e}{'' if right else ' WRONG'}"
         )
 
@@ -219,7 +263,8 @@ def main() -> None:
     if given.compile:
         compile_one(*given.compile.split(":"))
         return
-    shapes, variants = given.shapes.split(","), given.variants.split(",")
+    shapes = given.shapes.split(",")
+    variants = ["today", *FORWARD] if given.variants == "forward" else given.variants.split(",")
     began = time.perf_counter()
     compile_all(shapes, variants)
     print(f"compiled after {time.perf_counter() - began:.0f} s", flush=True)
@@ -229,7 +274,7 @@ def main() -> None:
         some = measure(shape, variants, given.rounds)
         show(some)
         rows += some
-        for name in {row["variant"] for row in some} & {"today", "stored", "by-distance"}:
+        for name in {row["variant"] for row in some if shape != "eval"} & {"today", "stored", "by-distance"}:
             found = parts[f"{shape} {name}"] = kernels(shape, name)
             print(name, "kernels, ms:", "  ".join(f"{key} {value:.3f}" for key, value in found.items()), flush=True)
     print(f"{time.perf_counter() - began:.0f} s")

@@ -7,7 +7,7 @@ Without a GPU the kernels run in Triton's interpreter (conftest.py).
 import pytest
 import torch
 
-from longspan.kernels.relative_attention import fused, reference
+from longspan.kernels.relative_attention import fused, reference, split
 
 pytest.importorskip("triton")
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, not interpreted")
@@ -67,6 +67,55 @@ def test_interpreted_kernels_equal_the_reference(
 ) -> None:
     tensors = draw(B, H, L, M, D, C, "cpu", torch.float32)
     assert_close_to_reference(tensors, 2e-6, window, documents(B, L, M, "cpu") if resets else None)
+
+
+def use_forward(monkeypatch: pytest.MonkeyPatch, how: fused.Launch) -> None:
+    launch = fused.launch
+    monkeypatch.setattr(
+        fused, "launch", lambda kernel, *a, **b: how if kernel == "forward" else launch(kernel, *a, **b)
+    )
+
+
+@interpreted
+@pytest.mark.parametrize(("queries", "order"), [(16, 1), (16, 2), (16, 3), (32, 0), (32, 1), (32, 2)])
+@pytest.mark.parametrize(("L", "table"), [(33, False), (16, True)])
+def test_interpreted_forward_kernels_of_every_order(
+    queries: int, order: int, L: int, table: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the reference, and with dropout and a discount against the default order. With a table, keys, values and
+    position keys are loaded with descriptors."""
+    tensors = draw(1, 1, L, 29, 16, 30, "cpu", torch.float32)
+    first_key = documents(1, L, 29, "cpu")
+    wanted = reference.relative_attention(*(tensor.double() for tensor in tensors), window=23, first_key=first_key)
+    same = fused.relative_attention(*tensors, dropout=0.25, discount=2.0, seed=3)
+    use_forward(monkeypatch, fused.Launch(16, 4, 1, fused.GATHER, queries=queries, order=order, table=table))
+    if table:
+        monkeypatch.setattr(fused, "HALF", fused.GATHER)  # the form that has descriptors
+    out = fused.relative_attention(*tensors, window=23, first_key=first_key)
+    torch.testing.assert_close(out.double(), wanted, rtol=0, atol=2e-6)
+    torch.testing.assert_close(fused.relative_attention(*tensors, dropout=0.25, discount=2.0, seed=3), same)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize(("L", "M"), [(1, 0), (63, 2100), (513, 512), (500, 7)])
+@pytest.mark.parametrize(
+    "how",
+    [
+        fused.Launch(64, 4, 2, fused.HALF, 168, order=fused.LOOPED, table=True),
+        fused.Launch(64, 4, 2, fused.HALF, 168, order=fused.SCORES_AHEAD, table=True),
+        fused.Launch(64, 4, 3, fused.HALF, order=fused.POSITIONS_AHEAD),
+        fused.Launch(64, 4, 2, fused.HALF, queries=128),
+        fused.Launch(64, 4, 2, fused.HALF, queries=128, order=fused.SCORES_AHEAD, table=True),
+    ],
+    ids=["looped", "scores-ahead", "positions-ahead", "queries-128", "queries-128-ahead"],
+)
+def test_forward_kernels_of_every_order(
+    how: fused.Launch, L: int, M: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_forward(monkeypatch, how)
+    with split.using(1):
+        assert_close_to_reference(draw(2, 2, L, M, 64, None, "cuda", torch.bfloat16), 1e-2, window)
 
 
 @interpreted

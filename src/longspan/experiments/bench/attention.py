@@ -52,14 +52,14 @@ def measure(preset: Preset, device: torch.device, dtype: torch.dtype) -> Iterato
             )
 
 
-def _rival(tensors: list[Tensor]) -> Callable[..., Tensor]:
+def _rival(tensors: list[Tensor], window: int | None = None) -> Callable[..., Tensor]:
     """FlexAttention with a block mask that is built once, its fastest use; on a CPU, SDPA."""
     if not tensors[0].is_cuda:
-        return causal_attention
+        return lambda *some: causal_attention(*some, window=window)
     from torch.nn.attention.flex_attention import flex_attention
 
     flex = torch.compile(flex_attention, dynamic=False)
-    mask = block_mask(tensors[0], tensors[1].shape[2], None, None)
+    mask = block_mask(tensors[0], tensors[1].shape[2], window, None)
     return lambda query, key, value: flex(query, key, value, block_mask=mask)
 
 

@@ -18,6 +18,7 @@ from longspan.shapes import Float, Int, Tensor
 
 LOG2E = 1.4426950408889634
 GATHER, BLOCK, WARP, HALF = range(4)  # fused_slide.py
+IN_TURN, SCORES_AHEAD, POSITIONS_AHEAD, LOOPED = range(4)  # fused_forward.py
 
 
 def relative_attention(
@@ -48,13 +49,20 @@ def relative_attention(
 
 @dataclass(frozen=True)
 class Launch:
-    """The launch options of a kernel: tile size, warps, pipeline stages, method of the shift, registers per thread."""
+    """The launch options of a kernel: tile size, warps, pipeline stages, method of the shift, registers per thread.
+
+    For the forward kernel also queries per program, T or 2 T, which reads each key half as often, what a tile computes
+    for later ones, and whether position keys are loaded with a descriptor, as keys and values are.
+    """
 
     T: int
     num_warps: int
     num_stages: int
     slide: int
     registers: int | None = None
+    queries: int | None = None
+    order: int = IN_TURN
+    table: bool = False
 
 
 def launch(kernel: str, query: Tensor, keys: int, *, plain: bool = True) -> Launch:
@@ -105,17 +113,22 @@ def _forward(
     lse = query.new_empty(B, H, L, dtype=torch.float32)
     how = launch("forward", query, min(M + L, window) if window else M + L)
     parts = split.parts_of(query, M + L, window, how.T)
+    Q = how.T if parts > 1 or how.queries is None else how.queries
     to, lse_to = (out, lse) if parts == 1 else (split.partial(query, parts), lse.new_empty(parts, *lse.shape))
-    strides = (*key.stride()[:3], *value.stride()[:3])
+    strides = (*key.stride()[:3], *value.stride()[:3], *distance.stride()[:2])
     tma = how.slide == HALF and all(has_descriptor(tensor) for tensor in (key, value))
     if tma:
         key, value = descriptor(key, how.T), descriptor(value, how.T)
-    forward_kernel[(-(-L // how.T), B * H, parts)](
+    # The kernel clamps distances to the table, which a descriptor cannot.
+    table = tma and how.table and has_descriptor(distance[None]) and min(window or M + L, M + L) <= C
+    if table:
+        distance = descriptor(distance[None], how.T)
+    forward_kernel[(-(-L // Q), B * H, parts)](
         query, key, value, distance, u.contiguous(), w.contiguous(), contiguous(first_key), seed, to, lse_to,
-        *query.stride()[:3], *strides, *distance.stride()[:2], *to.stride()[-4:-1],
+        *query.stride()[:3], *strides, *to.stride()[-4:-1],
         H, L, M, C, window, LOG2E * D**-0.5, dropout, discount * D**0.5 / LOG2E,
         **shape_of(how, D, window, first_key, dropout, query.dtype), TMA=tma, DISCOUNT=discount > 0.0,
-        SPLIT=parts > 1,
+        Q=Q, ORDER=how.order if parts == 1 else IN_TURN, TABLE=table, SPLIT=parts > 1,
     )  # fmt: skip
     if parts > 1:
         split.join_outputs(out, lse, to, lse_to)

@@ -77,9 +77,9 @@ def query_span(
         j = M + i0 - n * T + tl.arange(0, T)
         r = load_distances(distance, n * T - 1, stride_distance, C, D, BD, T)
         newer = tl.dot(qw, tl.trans(r), input_precision=PRECISION)
-        at = keep_block(base, done + step, newer, T, SLIDE)
+        keep_block(base, done + step, newer, T, SLIDE)
         k = load_rows(key, j, stride_key, K, D, BD)
-        scores = tl.dot(qu, tl.trans(k), slide(at, older, newer, T, SLIDE), input_precision=PRECISION)
+        scores = tl.dot(qu, tl.trans(k), slide(base, done + step, older, newer, T, SLIDE), input_precision=PRECISION)
         weights = tl.exp2(scores * score_scale - lse[:, None])
         if SLIDE == GATHER:
             older = newer
@@ -100,7 +100,7 @@ def query_span(
         if PLANES > 0:
             store_tile(stored - n * (PLANES * T * T), grads.to(k.dtype), 1, T, SLIDE)
         total = tl.dot(grads.to(k.dtype), k, total, input_precision=PRECISION)
-        by_distance = unslide(grads, at, before, T, SLIDE).to(k.dtype)
+        by_distance = unslide(grads, base, done + step, before, T, SLIDE).to(k.dtype)
         if SLIDE == GATHER:
             before = grads
         gap = (n + 1) * T - 1 - tl.arange(0, T)
@@ -157,7 +157,7 @@ def query_kernel(
         seed = tl.load(seed_ptr)
 
     base = rolling_buffer(T, SLIDE)
-    farthest, complete = reach(i0, M, L, window, first, T, WINDOW, FIRST)
+    farthest, complete = reach(i0, M, L, window, first, T, WINDOW, FIRST, T)
     nearest = 0
     if SPLIT:
         farthest, complete, nearest = share_of(farthest, complete)

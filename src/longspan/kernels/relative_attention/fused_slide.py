@@ -2,7 +2,8 @@
 
 A tile of T queries and T keys, n tiles before the queries' own keys, uses the distances (n+1) T - 1 - t with
 t = jj - ii + T - 1 from 0 to 2 T - 2. When n goes down by one, the next tile uses T of the same distances. So a window
-of 2 T columns moves along, and each position score is computed once.
+of 2 T columns moves along, and each position score is computed once. Programs of the forward pass may have Q = 2 T
+queries: the second half of them uses blocks of T distances one tile later, so its window has 3 T columns.
 
 Four methods, chosen at compile time by SLIDE:
 
@@ -24,13 +25,43 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from longspan.kernels.relative_attention.slide_ptx import (
+    ADD_64,
+    ADD_WITH,
+    BUFFER_32,
+    BUFFER_64,
+    HALF_BUFFER,
+    HALF_BUFFER_128,
+    MOVE_BACK,
+    MOVE_BACK_128,
+    MOVE_BACK_128_WITH,
+    PAD,
+    PUT_136,
+    PUT_GRADS,
+    PUT_SCORES,
+    PUT_SCORES_128,
+    PUT_SHORT,
+    PUT_SHORT_WITH,
+    PUT_WITH,
+    SHORT_64,
+    TAKE_135,
+    TAKE_136,
+    TAKE_GRADS,
+    TAKE_GRADS_WITH,
+    TAKE_SCORES,
+    TAKE_SCORES_128,
+    TAKE_SHORT,
+    TAKE_WITH,
+    TALL_32,
+    TALL_64,
+    row_of,
+    steps_of,
+)
+
 GATHER = tl.constexpr(0)
 BLOCK = tl.constexpr(1)
 WARP = tl.constexpr(2)
 HALF = tl.constexpr(3)
-
-# Extra columns per row in shared memory, so that eight rows of a tensor-core tile are in different banks.
-PAD = tl.constexpr(8)
 
 
 def raise_shared_limit(_module: Any, function: int, name: str, *_: Any) -> None:
@@ -48,140 +79,7 @@ def raise_shared_limit(_module: Any, function: int, name: str, *_: Any) -> None:
 if hasattr(triton.knobs.runtime, "kernel_load_end_hook"):
     triton.knobs.runtime.kernel_load_end_hook.add(raise_shared_limit)
 
-
-def _scratch(name: str, floats: int) -> tl.constexpr:
-    return tl.constexpr(f"{{ .shared .align 16 .b8 {name}[{4 * floats}]; mov.u32 $0, {name}; }}")
-
-
-def _steps(slide: int) -> int:
-    """Moves of the window before it returns to its beginning; fewer need less shared memory."""
-    return 4 if slide == 3 else 6
-
-
-steps = triton.constexpr_function(_steps)
-
-# A thread holds 32 numbers of a 64 by 64 tensor-core tile on four warps: pairs along a row, in two rows eight apart,
-# every eight columns. The instructions below are written once per pair, k being the index of its first number.
-_PAIRS = range(0, 32, 2)
-
-
-def _at(k: int, row: int, size: int = 2) -> int:
-    """The offset in bytes of pair k from the first pair, in rows of `row` numbers of `size` bytes."""
-    return size * (8 * (k >> 1 & 1) * row + 8 * (k >> 2))
-
-
-def _asm(*lines: str) -> tl.constexpr:
-    return tl.constexpr("\n".join(["{", *lines, "}"]))
-
-
-def _operands(*kinds: str) -> tl.constexpr:
-    return tl.constexpr(",".join(kind for kind in kinds for _ in range(32)))
-
-
-def _window(T: int, slide: int) -> int:
-    return T * (2 * T + PAD.value) + T // 16 * _steps(slide) * T
-
-
-BUFFER_64, BUFFER_32 = _scratch("slide_buffer", _window(64, 2)), _scratch("slide_buffer", _window(32, 2))
-HALF_BUFFER = _scratch("slide_buffer", _window(64, 3) // 2)
-TALL_64, TALL_32 = _scratch("slide_tall", 128 * 72), _scratch("slide_tall", 64 * 40)
-SHORT_64 = _scratch("slide_short", 64 * 72 // 2)
-
-# Operands of what follows: 32 outputs, 32 values, 32 addresses of which only the first is used.
-PUT_WITH, TAKE_WITH = _operands("=r", "f", "r"), _operands("=f", "f", "r")
-PUT_136 = _asm(*(f"st.shared.v2.f32 [$64 + {_at(k, 136, 4)}], {{${32 + k}, ${33 + k}}};" for k in _PAIRS))
-TAKE_136 = _asm(*(f"ld.shared.v2.f32 {{${k}, ${k + 1}}}, [$64 + {_at(k, 136, 4)}];" for k in _PAIRS))
-TAKE_135 = _asm(
-    *(f"ld.shared.f32 ${k + e}, [$64 + {_at(k, 135, 4) + 4 * e}];" for k in _PAIRS for e in (0, 1)),
-)
-TAKE_SHORT = _asm(
-    ".reg .b32 x; .reg .b16 low, high;",
-    *(
-        f"ld.shared.b32 x, [$64 + {_at(k, 72)}]; mov.b32 {{low, high}}, x;"
-        f"cvt.f32.f16 ${k}, low; cvt.f32.f16 ${k + 1}, high;"
-        for k in _PAIRS
-    ),
-)
-PUT_SCORES = _asm(
-    ".reg .b32 x;",
-    *(f"cvt.rn.satfinite.f16x2.f32 x, ${33 + k}, ${32 + k}; st.shared.b32 [$64 + {_at(k, 136)}], x;" for k in _PAIRS),
-)
-# In a row that is shifted by an odd number, a pair is in two words. This is the same for both rows of a thread.
-_ODD = ".reg .pred odd; .reg .b32 odd_by; and.b32 odd_by, $64, 2; setp.ne.u32 odd, odd_by, 0;"
-TAKE_SCORES = _asm(
-    _ODD,
-    ".reg .b32 word, bits, x, y; .reg .b16 low, high;",
-    "and.b32 word, $64, -4; shl.b32 bits, odd_by, 3; mov.b32 y, 0;",
-    *(
-        f"ld.shared.b32 x, [word + {_at(k, 135)}]; @odd ld.shared.b32 y, [word + {_at(k, 135) + 4}];"
-        f"shf.r.wrap.b32 x, x, y, bits; mov.b32 {{low, high}}, x; cvt.f32.f16 ${k}, low; cvt.f32.f16 ${k + 1}, high;"
-        for k in _PAIRS
-    ),
-)
-PUT_GRADS = _asm(
-    _ODD,
-    ".reg .b32 x; .reg .b16 low, high;",
-    *(
-        f"cvt.rn.bf16x2.f32 x, ${33 + k}, ${32 + k}; mov.b32 {{low, high}}, x;"
-        f"@!odd st.shared.b32 [$64 + {_at(k, 135)}], x;"
-        f"@odd st.shared.b16 [$64 + {_at(k, 135)}], low; @odd st.shared.b16 [$64 + {_at(k, 135) + 2}], high;"
-        for k in _PAIRS
-    ),
-)
-# 16 outputs of two numbers each.
-TAKE_GRADS = _asm(*(f"ld.shared.b32 ${k // 2}, [$48 + {_at(k, 136)}];" for k in _PAIRS))
-TAKE_GRADS_WITH = tl.constexpr(",".join(["=r"] * 16 + ["f"] * 32 + ["r"] * 32))
-MOVE_BACK = _asm(
-    ".reg .b32 x<32>;",
-    *(f"ld.shared.b32 x{k}, [$64 + {_at(k, 136) + 2 * 64 * _steps(3)}];" for k in _PAIRS),
-    "bar.warp.sync 0xffffffff;",
-    *(f"st.shared.b32 [$64 + {_at(k, 136)}], x{k};" for k in _PAIRS),
-)
-
-
-def _put_short() -> tl.constexpr:
-    """Stores the half of the older and of the newer block that the tile uses, in the row of its key.
-
-    Operands: 32 outputs, 32 numbers of each block, 32 addresses, 32 sums of row and column; of the last two only the
-    first is used.
-    """
-    lines = [".reg .pred older; .reg .b32 x; .reg .b16 low, high;"]
-    for k in range(32):
-        row, column = 8 * (k >> 1 & 1), 8 * (k >> 2) + (k & 1)
-        offset = 2 * (row * 72 + column * 73)
-        lines.append(f"cvt.rn.satfinite.f16x2.f32 x, ${64 + k}, ${32 + k}; mov.b32 {{low, high}}, x;")
-        lines.append(f"setp.ge.s32 older, $128, {63 - row - column};")
-        lines.append(f"@older st.shared.b16 [$96 + {offset}], low;")
-        lines.append(f"@!older st.shared.b16 [$96 + {offset + 2 * 64 * 72}], high;")
-    return _asm(*lines)
-
-
-PUT_SHORT = _put_short()
-PUT_SHORT_WITH = _operands("=r", "f", "f", "r", "r")
-
-
-def _add_rows() -> tl.constexpr:
-    """A tensor-core tile added to float32 rows in global memory, four numbers at a time.
-
-    Neighbouring threads exchange pairs: one adds four of eight columns, the other four of the next eight.
-    Operands: 32 outputs, 32 values, 32 addresses of which only the first of each row is used.
-    """
-    lines = [".reg .pred odd; .reg .b32 side; .reg .b64 to0, to2, by; .reg .f32 s<2>, r<2>, x<4>;"]
-    lines.append("cvt.u32.u64 side, $64; and.b32 side, side, 8; setp.ne.u32 odd, side, 0; mul.lo.u32 side, side, 3;")
-    lines.append("cvt.u64.u32 by, side; add.u64 to0, $64, by; add.u64 to2, $66, by;")
-    for k in range(0, 32, 8):
-        for row in (0, 2):
-            here, there = 32 + k + row, 36 + k + row
-            for e in (0, 1):
-                lines.append(f"selp.f32 s{e}, ${here + e}, ${there + e}, odd;")
-                lines.append(f"shfl.sync.bfly.b32 r{e}, s{e}, 1, 0x1f, 0xffffffff;")
-                lines.append(f"selp.f32 x{e}, r{e}, ${here + e}, odd; selp.f32 x{2 + e}, ${there + e}, r{e}, odd;")
-            lines.append(f"red.relaxed.gpu.global.add.v4.f32 [to{row} + {8 * k}], {{x0, x1, x2, x3}};")
-    return _asm(*lines)
-
-
-ADD_64 = _add_rows()
-ADD_WITH = _operands("=r", "f", "l")
+steps, row_stride = triton.constexpr_function(steps_of), triton.constexpr_function(row_of)
 
 
 @triton.jit
@@ -212,7 +110,8 @@ def in_registers(tile, number, SLIDE: tl.constexpr):
 def put(address, values, SLIDE: tl.constexpr):
     """Store values in the window."""
     if SLIDE == HALF:
-        tl.inline_asm_elementwise(PUT_SCORES, PUT_WITH, [values, address], tl.int32, False, 32)
+        asm: tl.constexpr = PUT_SCORES if values.shape[0] == 64 else PUT_SCORES_128
+        tl.inline_asm_elementwise(asm, PUT_WITH, [values, address], tl.int32, False, 32)
     elif SLIDE == WARP:
         tl.inline_asm_elementwise(PUT_136, PUT_WITH, [values, address], tl.int32, False, 32)
     else:
@@ -226,7 +125,8 @@ def take(address, like, SLIDE: tl.constexpr, SHIFTED: tl.constexpr = False):
     """Load numbers of the window, in the register layout of `like`; SHIFTED is by key instead of by distance."""
     if SLIDE == HALF:
         tl.static_assert(SHIFTED)
-        return tl.inline_asm_elementwise(TAKE_SCORES, TAKE_WITH, [like, address], tl.float32, False, 32)
+        asm: tl.constexpr = TAKE_SCORES if like.shape[0] == 64 else TAKE_SCORES_128
+        return tl.inline_asm_elementwise(asm, TAKE_WITH, [like, address], tl.float32, False, 32)
     elif (SLIDE == WARP) & SHIFTED:
         return tl.inline_asm_elementwise(TAKE_135, TAKE_WITH, [like, address], tl.float32, False, 32)
     elif SLIDE == WARP:
@@ -246,10 +146,12 @@ def barrier(SLIDE: tl.constexpr):
 
 
 @triton.jit
-def rolling_buffer(T: tl.constexpr, SLIDE: tl.constexpr):
+def rolling_buffer(T: tl.constexpr, SLIDE: tl.constexpr, Q: tl.constexpr = 64):
     """Shared memory for the window, one row per query, with space for STEPS moves."""
     if SLIDE == GATHER:
         return 0
+    elif (SLIDE == HALF) & (Q == 128):
+        return tl.inline_asm_elementwise(HALF_BUFFER_128, "=r", [], tl.int32, False, 1)
     elif SLIDE == HALF:
         return tl.inline_asm_elementwise(HALF_BUFFER, "=r", [], tl.int32, False, 1)
     elif T == 64:
@@ -274,69 +176,106 @@ def tall(T: tl.constexpr, SLIDE: tl.constexpr):
 
 
 @triton.jit
-def window_address(base, start: tl.constexpr, STRIDE: tl.constexpr, T: tl.constexpr, SLIDE: tl.constexpr):
-    """Addresses of T columns of the window from `start` on, or of the keys if the stride is one less; for every query.
-
-    When the window moves, a row occupies addresses of the next row. Rows of one warp move together, and a gap separates
-    the rows of different warps.
-    """
-    rows = tl.arange(0, T)[:, None]
-    places = rows * STRIDE + (rows // 16) * (steps(SLIDE) * T) + tl.arange(0, T)[None, :] + start
-    return base + places * (2 if SLIDE == HALF else 4)
+def row_address(at, STRIDE: tl.constexpr, T: tl.constexpr, SLIDE: tl.constexpr, Q: tl.constexpr):
+    """Addresses of the first T columns of the window's rows, or with one less of stride of a diagonal."""
+    rows, half = tl.arange(0, Q)[:, None] % T, tl.arange(0, Q)[:, None] // T
+    places = rows * STRIDE + half * (2 * T + PAD) + (rows // 16) * (steps(SLIDE, Q) * T) + tl.arange(0, T)[None, :]
+    return at + places * (2 if SLIDE == HALF else 4)
 
 
 @triton.jit
-def keep_first(base, block, T: tl.constexpr, SLIDE: tl.constexpr):
-    """Store the first half of the window of the first tile."""
+def window_address(at, AGE: tl.constexpr, T: tl.constexpr, SLIDE: tl.constexpr, Q: tl.constexpr):
+    """Addresses of a block of T distances for Q queries: AGE 0 is the newest, of which each tile computes one.
+
+    When the window moves, a row occupies addresses of the next row. Rows of one warp move together, and a gap separates
+    the rows of different warps. Only the second half of 2 T queries needs age 2; the first half has it in the place of
+    the newest block, which is written next.
+    """
+    half = tl.arange(0, Q)[:, None] // T
+    start = T * (1 + half - AGE)
+    if AGE == 2:
+        start = T * (1 - half)
+    return row_address(at, row_stride(Q, T), T, SLIDE, Q) + start * (2 if SLIDE == HALF else 4)
+
+
+@triton.jit
+def key_address(at, T: tl.constexpr, SLIDE: tl.constexpr, Q: tl.constexpr):
+    """Addresses of the position scores of a tile's T keys for Q queries: the row stride is one less."""
+    return row_address(at, row_stride(Q, T) - 1, T, SLIDE, Q) + (T - 1) * (2 if SLIDE == HALF else 4)
+
+
+@triton.jit
+def keep_first(base, block, T: tl.constexpr, SLIDE: tl.constexpr, AGE: tl.constexpr = 1):
+    """Store an older block of the window of the first tile."""
     if SLIDE != GATHER:
-        put(window_address(base, 0, 2 * T + PAD, T, SLIDE), block, SLIDE)
+        put(window_address(base, AGE, T, SLIDE, block.shape[0]), block, SLIDE)
+
+
+@triton.jit
+def moved(base, step, T: tl.constexpr, SLIDE: tl.constexpr, Q: tl.constexpr):
+    """The address of the window of this step."""
+    return base + (2 if SLIDE == HALF else 4) * T * (step % steps(SLIDE, Q))
 
 
 @triton.jit
 def keep_block(base, step, block, T: tl.constexpr, SLIDE: tl.constexpr):
-    """Store the new half of this step's window; returns the address of the window."""
-    if SLIDE == GATHER:
-        return base
-    else:
-        at = base + (2 if SLIDE == HALF else 4) * T * (step % steps(SLIDE))
+    """Store the newest block of this step's window."""
+    if SLIDE != GATHER:
         barrier(SLIDE)
-        put(window_address(at, T, 2 * T + PAD, T, SLIDE), block, SLIDE)
+        put(window_address(moved(base, step, T, SLIDE, block.shape[0]), 0, T, SLIDE, block.shape[0]), block, SLIDE)
         barrier(SLIDE)
-        return at
 
 
 @triton.jit
 def carry_back(base, step, like, T: tl.constexpr, SLIDE: tl.constexpr):
-    """After the last move, copy the half of the window that the next tile needs back to the beginning.
+    """After the last move, copy the part of the window that the next tile needs back to the beginning.
 
     Call it only at the end of a loop body, because Triton's pipeliner moves the condition there anyway.
     """
+    Q: tl.constexpr = like.shape[0]
     if SLIDE != GATHER:
-        if step % steps(SLIDE) == steps(SLIDE) - 1:
+        if step % steps(SLIDE, Q) == steps(SLIDE, Q) - 1:
             barrier(SLIDE)
-            to = window_address(base, 0, 2 * T + PAD, T, SLIDE)
-            if SLIDE == HALF:
+            to = window_address(base, 1, T, SLIDE, Q)
+            if (SLIDE == HALF) & (Q == 128):
+                tl.inline_asm_elementwise(MOVE_BACK_128, MOVE_BACK_128_WITH, [like, to], tl.int32, False, 64)
+            elif SLIDE == HALF:
                 tl.inline_asm_elementwise(MOVE_BACK, PUT_WITH, [like, to], tl.int32, False, 32)
             else:
-                carried = take(window_address(base, T * steps(SLIDE), 2 * T + PAD, T, SLIDE), like, SLIDE)
+                carried = take(to + 4 * T * steps(SLIDE, Q), like, SLIDE)
                 barrier(SLIDE)
                 put(to, carried, SLIDE)
 
 
 @triton.jit
-def slide(at, older, newer, T: tl.constexpr, SLIDE: tl.constexpr):
-    """Position scores [query, key] of the tile whose window is at `at`."""
+def slide(base, step, older, newer, T: tl.constexpr, SLIDE: tl.constexpr):
+    """Position scores [query, key] of this step's tile."""
+    Q: tl.constexpr = newer.shape[0]
     if SLIDE == GATHER:
-        t = tl.arange(0, T)[None, :] - tl.arange(0, T)[:, None] + (T - 1)
-        from_older = tl.gather(older, tl.minimum(t, T - 1), 1)
-        from_newer = tl.gather(newer, tl.maximum(t - T, 0), 1)
-        return tl.where(t < T, from_older, from_newer)
+        t = tl.arange(0, T)[None, :] - tl.arange(0, Q)[:, None] + (Q - 1)
+        from_older = tl.gather(older, tl.minimum(t, Q - 1), 1)
+        from_newer = tl.gather(newer, tl.maximum(t - Q, 0), 1)
+        return tl.where(t < Q, from_older, from_newer)
     else:
-        return take(window_address(at, T - 1, 2 * T + PAD - 1, T, SLIDE), newer, SLIDE, True)
+        return take(key_address(moved(base, step, T, SLIDE, Q), T, SLIDE, Q), newer, SLIDE, True)
 
 
 @triton.jit
-def unslide(grads, at, before, T: tl.constexpr, SLIDE: tl.constexpr):
+def moved_on(older, newer, T: tl.constexpr, SLIDE: tl.constexpr):
+    """`older` of the next tile, for `slide` without shared memory: the last Q of both blocks of distances."""
+    Q: tl.constexpr = newer.shape[0]
+    if SLIDE != GATHER:
+        return older
+    elif Q == T:
+        return newer
+    else:
+        t = tl.arange(0, Q)[None, :] + tl.zeros([Q, 1], tl.int32) + T
+        from_older = tl.gather(older, tl.minimum(t, Q - 1), 1)
+        return tl.where(t < Q, from_older, tl.gather(newer, tl.maximum(t - Q, 0), 1))
+
+
+@triton.jit
+def unslide(grads, base, step, before, T: tl.constexpr, SLIDE: tl.constexpr):
     """Gradients [query, distance] of the first half of the window, which this tile is the last to use.
 
     Every entry is read by one tile only, so gradients overwrite the scores.
@@ -347,8 +286,9 @@ def unslide(grads, at, before, T: tl.constexpr, SLIDE: tl.constexpr):
         from_before = tl.gather(before, tl.minimum(jj + T, T - 1), 1)
         return tl.where(jj >= 0, from_now, from_before)
     else:
-        to = window_address(at, T - 1, 2 * T + PAD - 1, T, SLIDE)
-        by_distance = window_address(at, 0, 2 * T + PAD, T, SLIDE)
+        at = moved(base, step, T, SLIDE, T)
+        to = key_address(at, T, SLIDE, T)
+        by_distance = window_address(at, 1, T, SLIDE, T)
         barrier(SLIDE)
         tl.static_assert(SLIDE != WARP)
         if SLIDE == HALF:

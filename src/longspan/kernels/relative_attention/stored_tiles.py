@@ -9,7 +9,8 @@ word of 16 bytes, so columns are permuted within 32. The readers permute the row
 import triton
 import triton.language as tl
 
-from longspan.kernels.relative_attention.fused_slide import HALF, _asm
+from longspan.kernels.relative_attention.fused_slide import HALF
+from longspan.kernels.relative_attention.slide_ptx import asm
 
 
 def _store(plane: int) -> tl.constexpr:
@@ -19,7 +20,7 @@ def _store(plane: int) -> tl.constexpr:
         for half in (0, 1):
             words = ", ".join(f"${32 + row + 2 * (4 * half + n)}" for n in range(4))
             lines.append(f"st.global.v4.b32 [$48 + {2 * 64 * 64 * plane + 2 * 64 * 8 * row + 64 * half}], {{{words}}};")
-    return _asm(*lines)
+    return asm(*lines)
 
 
 STORE_0, STORE_1, STORE_2 = _store(0), _store(1), _store(2)
@@ -32,14 +33,14 @@ def _four(first: int) -> str:
     return "{" + ", ".join(f"${first + n}" for n in range(4)) + "}"
 
 
-STORE_SUMS = _asm(*(f"st.global.v4.f32 [$64 + {512 * k}], {_four(32 + k)};" for k in range(0, 32, 4)))
+STORE_SUMS = asm(*(f"st.global.v4.f32 [$64 + {512 * k}], {_four(32 + k)};" for k in range(0, 32, 4)))
 STORE_SUMS_WITH = tl.constexpr(",".join(["=r"] * 32 + ["f"] * 32 + ["l"] * 32))
-LOAD_SUMS = _asm(*(f"ld.global.v4.f32 {_four(k)}, [$64 + {512 * k}];" for k in range(0, 32, 4)))
+LOAD_SUMS = asm(*(f"ld.global.v4.f32 {_four(k)}, [$64 + {512 * k}];" for k in range(0, 32, 4)))
 LOAD_SUMS_WITH = tl.constexpr(",".join(["=f"] * 32 + ["f"] * 32 + ["l"] * 32))
 
 
 # Thread t prefetches part t of $3 parts of $4 bytes, $2 bytes apart from $1 on.
-PREFETCH_PARTS = _asm(
+PREFETCH_PARTS = asm(
     ".reg .pred p; .reg .b32 t; .reg .b64 from; mov.u32 t, %tid.x; setp.lt.s32 p, t, $3;",
     "mad.wide.u32 from, t, $2, $1; @p cp.async.bulk.prefetch.L2.global [from], $4; mov.b32 $0, 0;",
 )

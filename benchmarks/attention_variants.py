@@ -1,15 +1,19 @@
 """Variants of relative attention, against FlexAttention without the position term, in one process.
 
     python benchmarks/attention_variants.py [--shapes 512,2048,8192,wide,eval] [--variants today,stored] [--json FILE]
+    python benchmarks/attention_variants.py --training [--variants today,stored,queries-128+stored]
 
 Every variant is first checked against the reference in float64. Then all of them are timed in turn, forward and
 backward, plain and captured in a CUDA graph, and the forward pass alone, captured; the median round counts. `wide` has
 heads of 128. `eval` is the forward pass of 32,768 queries with a window of 3,800. `--variants forward` measures all
-variants of the forward kernel. Kernels are compiled beforehand in parallel processes.
+variants of the forward kernel, and a plus sign joins one of them and one of the backward pass. Kernels are compiled
+beforehand in parallel processes. `--training` measures training steps of `longspan bench train` instead, against its
+rival.
 """
 
 import argparse
 import contextlib
+import copy
 import dataclasses
 import functools
 import json
@@ -26,8 +30,12 @@ from typing import Any, NamedTuple
 import torch
 from old_and_new import captured, milliseconds
 
+from longspan.cuda_graphs import CapturedStep
+from longspan.experiments.bench import timing, train
 from longspan.experiments.bench.attention import _rival
 from longspan.kernels.relative_attention import fused, reference, split, stored
+from longspan.models.families import build
+from longspan.reading import Reading
 
 SEGMENT = 512
 
@@ -53,7 +61,7 @@ SHAPES = {
 MIB = 1 << 20
 Plan = stored.Plan
 VARIANTS: dict[str, Plan | None] = {  # plans of the backward pass; None computes the scores again
-    "today": None,
+    "twice": None,
     "stored": Plan(),
     "by-distance": Plan(planes=3),
     "ring-104": Plan(limit=104 * MIB),
@@ -68,7 +76,7 @@ VARIANTS: dict[str, Plan | None] = {  # plans of the backward pass; None compute
     "two-stages": Plan(stages=2),
     "registers": Plan(registers=None),
 }
-FORWARD = {  # launch options of the forward kernel, with scores computed again in the backward pass
+FORWARD = {  # launch options of the forward kernel
     "half-1": fused.Launch(64, 4, 1, fused.HALF),
     "half-2": fused.Launch(64, 4, 2, fused.HALF),
     "half-2-168": fused.Launch(64, 4, 2, fused.HALF, 168),
@@ -96,21 +104,25 @@ def draw(M: int, B: int, H: int, D: int, L: int = SEGMENT) -> list[torch.Tensor]
     return [heads(L), heads(M + L), heads(M + L), *rest]
 
 
+def launched(forward: fused.Launch, others: Callable[..., fused.Launch], kernel: str, *some: Any, **more: Any) -> Any:
+    return forward if kernel == "forward" else others(kernel, *some, **more)
+
+
 @contextlib.contextmanager
-def using(name: str) -> Iterator[None]:
-    """Run calls of this block as a variant."""
-    plan, forward, launch = VARIANTS.get(name), FORWARD.get(name), fused.launch
-    if forward is not None:
-        fused.launch = lambda kernel, *some, **more: forward if kernel == "forward" else launch(kernel, *some, **more)
-    try:
-        with contextlib.ExitStack() as stack:
-            if plan is not None:
-                stack.enter_context(stored.using(plan))
-            if forward is not None:  # programs that share a block of queries use none of these options
-                stack.enter_context(split.using(1))
-            yield
-    finally:
-        fused.launch = launch
+def using(variant: str) -> Iterator[None]:
+    """Run calls of this block as a variant; `today` is what `fused` chooses."""
+    names, launch = variant.split("+"), fused.launch
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            if name in VARIANTS:
+                stack.enter_context(stored.using(VARIANTS[name]))
+            elif name in FORWARD:
+                fused.launch = functools.partial(launched, FORWARD[name], launch)
+                stack.callback(setattr, fused, "launch", launch)
+                stack.enter_context(split.using(1))  # programs that share a block of queries use none of these options
+            elif name != "today":
+                raise SystemExit(f"unknown variant {name}: {', '.join(('today', *VARIANTS, *FORWARD))}")
+        yield
 
 
 def gradients(attention: Callable[..., torch.Tensor], tensors: list[torch.Tensor], grad: torch.Tensor) -> Any:
@@ -208,6 +220,39 @@ def kernels(shape: str, name: str) -> dict[str, float]:
     }
 
 
+def training(variants: list[str], rounds: int) -> list[dict[str, Any]]:
+    """Training steps, plain and captured, of every variant and of the same model with rotary positions. Each model is
+    compiled once: the compiler does not look into the kernels."""
+    preset, device = timing.PRESETS["enwik8"], torch.device("cuda")
+    batch, segment, memory = preset.train
+    reading = Reading(segment=segment, memory=memory)
+
+    def compiled(family: str, **more: Any) -> train.Step:
+        torch.manual_seed(0)
+        model = build(family, {**preset.model, **more}, reading).to(device).train()
+        return train.Step(model, batch, device, torch.bfloat16, captured=False)
+
+    ours, rival = compiled("transformer-xl"), compiled("rotary", **train.POST_NORM)
+    steps = {"rotary": (rival, "today")} | {name: (ours, name) for name in variants}
+    graphs = {name: copy.copy(step) for name, (step, _) in steps.items()}
+    rates: dict[str, list[list[float]]] = {name: [[], []] for name in steps}
+    for turn in range(rounds + 1):
+        for name, (step, variant) in steps.items():
+            if turn == 0:
+                graphs[name].step = CapturedStep(step._work)
+            with using(variant):
+                for way, call in enumerate((step, graphs[name])):
+                    seconds = timing.timed(call, 15 if turn else 4, device)  # the first turn compiles and captures
+                    if turn:
+                        rates[name][way].append(batch * segment / seconds)
+    plain, graph = ({name: statistics.median(pair[way]) for name, pair in rates.items()} for way in (0, 1))
+    return [
+        {"variant": name, "tokens/s": plain[name], "ratio": plain[name] / plain["rotary"],
+         "graph_tokens/s": graph[name], "graph_ratio": graph[name] / graph["rotary"]}
+        for name in steps
+    ]  # fmt: skip
+
+
 def compile_all(shapes: list[str], variants: list[str]) -> None:
     """Fill Triton's cache: one process per shape and kernel, on a small batch. Limits, orders and parts of the keys are
     arguments of the same kernels; 512 and 2048 together compile those with and without parts."""
@@ -252,11 +297,18 @@ def show(rows: list[dict[str, Any]]) -> None:
         )
 
 
+def write(file: Path | None, rows: list[dict[str, Any]], parts: dict[str, Any]) -> None:
+    if file is not None:
+        facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows, "kernels": parts}
+        file.write_text(json.dumps(facts, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--variants", default=DEFAULT)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--training", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--compile", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -266,10 +318,15 @@ def main() -> None:
     shapes = given.shapes.split(",")
     variants = ["today", *FORWARD] if given.variants == "forward" else given.variants.split(",")
     began = time.perf_counter()
+    if given.training:
+        rows = training(variants, given.rounds)
+        for row in rows:
+            print("  ".join(f"{v:<18}" if isinstance(v, str) else f"{k} {v:,.4g}" for k, v in row.items()), flush=True)
+        write(given.json, rows, {})
+        return
     compile_all(shapes, variants)
     print(f"compiled after {time.perf_counter() - began:.0f} s", flush=True)
-    rows: list[dict[str, Any]] = []
-    parts: dict[str, Any] = {}
+    rows, parts = [], dict[str, Any]()
     for shape in shapes:
         some = measure(shape, variants, given.rounds)
         show(some)
@@ -278,9 +335,7 @@ def main() -> None:
             found = parts[f"{shape} {name}"] = kernels(shape, name)
             print(name, "kernels, ms:", "  ".join(f"{key} {value:.3f}" for key, value in found.items()), flush=True)
     print(f"{time.perf_counter() - began:.0f} s")
-    if given.json:
-        facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows, "kernels": parts}
-        given.json.write_text(json.dumps(facts, indent=1) + "\n")
+    write(given.json, rows, parts)
 
 
 if __name__ == "__main__":

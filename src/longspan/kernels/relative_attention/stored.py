@@ -28,12 +28,12 @@ class Plan:
     registers: int | None = 168
 
 
-_plans: list[Plan] = []
+_plans: list[Plan | None] = []
 
 
 @contextmanager
-def using(plan: Plan) -> Iterator[None]:
-    """Use stored tiles in every backward pass of this block without documents: for tests and benchmarks."""
+def using(plan: Plan | None) -> Iterator[None]:
+    """Use this plan, or none, in every backward pass of this block without documents: for tests and benchmarks."""
     _plans.append(plan)
     try:
         yield

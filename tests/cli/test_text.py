@@ -37,6 +37,9 @@ def test_a_tokenizer_is_trained_used_and_compared(cli: Cli, rows: Path) -> None:
     assert "9,999" in few.err  # the vocabulary is smaller, and a warning says so
     cli("tokenizer", "train", "--data", rows, "--vocabulary", 300, "--out", "x").refused("line 1", "'body'")
     cli("tokenizer", "train", "--data", rows, "--field", "body", "--vocabulary", 9, "--out", "x").refused("256")
+    cli("tokenizer", "train", "--data", "enwik", "--vocabulary", 300, "--out", "x").refused(
+        "longspan: no corpus", "'enwik8'?"
+    )
     given = sets(*SMALL, "training.steps=2", "training.validate_every=1", "data.tokenizer=bpe")
     trained = cli("train", "--recipe", "tiny", "--data", rows, "--field", "body", *given, "--out", "run")
     assert trained.code == 0, trained.err

@@ -37,6 +37,9 @@ def test_a_tokenizer_is_trained_used_and_compared(cli: Cli, rows: Path) -> None:
     assert "9,999" in few.err  # the vocabulary is smaller, and a warning says so
     cli("tokenizer", "train", "--data", rows, "--vocabulary", 300, "--out", "x").refused("line 1", "'body'")
     cli("tokenizer", "train", "--data", rows, "--field", "body", "--vocabulary", 9, "--out", "x").refused("256")
+    cli("tokenizer", "train", "--data", "enwik", "--vocabulary", 300, "--out", "x").refused(
+        "longspan: no corpus", "'enwik8'?"
+    )
     given = sets(*SMALL, "training.steps=2", "training.validate_every=1", "data.tokenizer=bpe")
     trained = cli("train", "--recipe", "tiny", "--data", rows, "--field", "body", *given, "--out", "run")
     assert trained.code == 0, trained.err
@@ -170,19 +173,20 @@ def test_sentences_are_scored_with_an_empty_memory(cli: Cli, tmp_path: Path) -> 
     (folder / "news.en-00001-of-00100").write_text("the cat sat on the mat .\nthe dog sat .\n" * 40)
     (folder / "news.en.heldout-00000-of-00050").write_text("the dog sat on the cat .\nthe mat .\na dog .\n")
     given = sets("model.layers=1", "model.width=16", "model.heads=2", "training.steps=30", "training.lr=0.01")
-    given += sets("data.tokenizer=lm1b-authors")
+    given += sets("data.tokenizer=lm1b-authors", "data.sentences=true")
     made = cli("train", "--recipe", "tiny", "--data", "lm1b", *given, "--out", "run")
     assert made.code == 0, made.err
-    packed, apart = (
-        cli("eval", "run", "--data", "lm1b", "--split", "test", *flags, "--json").json
-        for flags in ([], ["--sentences"])
-    )
+    held_out = folder / "news.en.heldout-00000-of-00050"
+    test, file = ("--data", "lm1b", "--split", "test"), ("--data", held_out)
+    given = [(*file, "--sentences"), test, (*test, "--sentences"), file, (*test, "--no-sentences")]
+    scores = [cli("eval", "run", *options, "--json").json for options in given]
+    apart, packed = scores[0], scores[-1]
+    assert [score["nats"] for score in scores] == [apart["nats"]] * 3 + [packed["nats"]] * 2
     assert packed["scored"] == apart["scored"] == 7 + 3 + 3 + 3
     model = load("run")
     each = [model.score(line) for line in ("the dog sat on the cat .", "the mat .", "a dog .")]
     assert apart["nats"] == pytest.approx(sum(one.nats * one.scored for one in each) / 16, rel=1e-5)
     assert packed["nats"] != pytest.approx(apart["nats"], rel=1e-4)
-    held_out = folder / "news.en.heldout-00000-of-00050"
     cli("eval", "--data", held_out, "--sentences").refused("--sentences", "data.sentences", "bytes", "lm1b-authors")
 
 

@@ -174,7 +174,8 @@ def test_a_field_that_no_file_has_is_an_error(tmp_path: Path, cache: Path) -> No
 
 def test_a_tokenizer_that_loses_text_is_reported(tmp_path: Path, cache: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
-    (tmp_path / "a.txt").write_text("abc ABC\n" * 20)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(rows(["abc", "a b", "abc ABC"]))  # not in the first row only
     for vocabulary, lossless in (({"a": 0, "b": 1, "c": 2, " ": 3, "\n": 4}, False), (None, True)):
         if vocabulary is None:
             tokenizer = train_subwords(["abc"], 256)
@@ -184,7 +185,7 @@ def test_a_tokenizer_that_loses_text_is_reported(tmp_path: Path, cache: Path) ->
             tokenizer = SubwordTokenizer(library.to_str())
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            open_corpus(tmp_path / "a.txt", tokenizer=tokenizer, cache=cache)
+            open_corpus(path, tokenizer=tokenizer, cache=cache)
         assert [w.category for w in caught] == ([] if lossless else [DataWarning])
 
 

@@ -127,7 +127,7 @@ def test_overrides_and_schedules() -> None:
         ("[training]\nsteps = 5\n[[model]]\nlayers = 2\n", "line 3: model=.*layers"),
         ("\ufeff[training]\nsteps = 5\nlr = 'a'\n", 'line 3: training.lr="a"'),
         ("[training]\nlr = 1e-3\n", "training.steps.*training.tokens.*training.seconds"),
-        ("[training]\nsteps = 5\naccumulate = 4\nbatch = 6\n", "line 3: training.accumulate=4 .*training.batch=6"),
+        ("[training]\nsteps = 5\naccumulate = 4\nbatch = 6\n", "line 3: training.accumulate=4 .*batch=6; .* of 4"),
         ("[training]\nsteps = 5\nbatch = [[3, 4]]\n", r"line 3: training.batch=\[\[3, 4\]\].* step 0"),
         ("[training]\nsteps = 5\nbatch = []\n", r"line 3: training.batch=\[\].* step 0"),
         ("[training]\nsteps = 5\npatience = 2\n", "line 3: training.patience=2 .*training.validate_every"),

@@ -97,7 +97,12 @@ def test_a_signal_saves_and_prints_how_to_continue(
     outcome = train(recipe, out, text, monkeypatch, Send(5, number))
     assert outcome.interrupted is number
     assert not outcome.finished
-    assert f"longspan train --out {out} --resume auto" in outcome.sentence
+    command = f"longspan train --out {out} --resume auto"
+    assert outcome.sentence.endswith(f": {command}")
+    with monkeypatch.context() as patch:
+        patch.setenv("TORCHELASTIC_RUN_ID", "one")
+        patch.setenv("RANK", "0")
+        assert outcome.sentence.endswith(f": torchrun ... -m {command}")
     assert (out / f"checkpoint-{outcome.step}").is_dir()
     assert train(recipe, out, text, monkeypatch, resume="auto").finished
     assert content(out / "checkpoint-12") == content(tmp_path / "full" / "checkpoint-12")

@@ -35,7 +35,7 @@ def evaluate(
     field: Field = None,
     encoding: Encoding = None,
     split: Split = None,
-    sentences: Sentences = False,
+    sentences: Sentences = None,
     segment: Segment = None,
     memory: Memory = None,
     clamp: Clamp = None,

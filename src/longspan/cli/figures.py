@@ -22,7 +22,7 @@ def figures(
     field: Field = None,
     encoding: Encoding = None,
     split: Split = None,
-    sentences: Sentences = False,
+    sentences: Sentences = None,
     memory: Annotated[int | None, typer.Option("--memory", help="Memory length. Default: the model's.")] = None,
     clamp: Clamp = None,
     discount: Discount = None,

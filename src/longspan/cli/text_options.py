@@ -21,7 +21,12 @@ Encoding = Annotated[
 ]
 Split = Annotated[str | None, typer.Option("--split", help="train, valid or test. Default: the complete text.")]
 Sentences = Annotated[
-    bool, typer.Option("--sentences", help="Empty the memory before every sentence of a corpus such as lm1b.")
+    bool | None,
+    typer.Option(
+        "--sentences/--no-sentences",
+        help="Empty the memory before every sentence of a corpus such as lm1b, or read one stream. Default: as in the "
+        "run, if it was trained on this text.",
+    ),
 ]
 
 

@@ -47,7 +47,7 @@ from longspan.errors import CheckpointError, DataError, DataWarning
 from longspan.tokenizers import Ids, Tokenizer, WordTokenizer, tokenizer_from_dict
 from longspan.tokenizers.text import read_blocks
 
-_SAMPLE_BYTES = 1 << 14
+_SAMPLE_BYTES = 1 << 16
 _SAMPLE_TOKENS = 1 << 20
 
 Progress = Callable[[int, int], None]
@@ -246,15 +246,15 @@ def _warn_about_lost_text(name: str, pieces: Sequence[Piece], tokenizer: Tokeniz
     """Warn if the beginning of a text, whitespace apart, is not in its subwords. Scores per byte are then too low."""
     if tokenizer.unit != "subword":
         return
-    chunk = next(tasks(pieces, tokenizer.unit, _SAMPLE_BYTES))[0]
-    text = next(documents.read_documents(chunk), b"")
-    if b"".join(tokenizer.decode_bytes(tokenizer.encode(text)).split()) != b"".join(text.split()):
-        warnings.warn(
+    chunks = next(tasks(pieces, tokenizer.unit, _SAMPLE_BYTES))
+    texts = [text for chunk in chunks for text in documents.read_documents(chunk)]
+    decoded = [tokenizer.decode_bytes(tokenizer.encode(text)) for text in texts]
+    if [b"".join(text.split()) for text in decoded] != [b"".join(text.split()) for text in texts]:
+        message = (
             f"the tokenizer changes or drops characters of {name}, so scores per byte and per word are too low to "
-            "compare with others; use a tokenizer of bytes or with a byte fallback",
-            DataWarning,
-            stacklevel=3,
+            "compare with others; use a tokenizer of bytes or with a byte fallback"
         )
+        warnings.warn(message, DataWarning, stacklevel=3)
 
 
 def _warn_about_unknown(text: Encoded) -> None:

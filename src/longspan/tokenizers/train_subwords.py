@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, get_args
 
-from longspan.errors import ConfigError, DataError, DataWarning, UnknownNameError
+from longspan.errors import ConfigError, DataError, DataWarning, LongspanError, UnknownNameError
 from longspan.threads import run_interruptibly
 from longspan.tokenizers.subwords import SubwordTokenizer, byte_characters, import_library
 
@@ -127,7 +127,7 @@ def _train(texts: Iterable[str], vocabulary: int, kind: str, special: list[str],
     found.pre_tokenizer = pre
     try:
         run_interruptibly(lambda: found.train_from_iterator(_nonempty(texts), trainer))
-    except DataError:
+    except LongspanError:
         raise
     except Exception as error:
         raise DataError(f"the tokenizer cannot be trained on this text: {str(error)[:120]}; use more text") from None

@@ -19,7 +19,7 @@ def open_text_for(
     *,
     field: str | None = None,
     encoding: str | None = None,
-    sentences: bool = False,
+    sentences: bool | None = None,
     progress: Progress | None = None,
 ) -> Encoded:
     """A text for models with this tokenizer. If one of them was trained on `data`, defaults are those of its run: the
@@ -35,7 +35,7 @@ def open_text_for(
         encoding=encoding or given.encoding,
         progress=progress,
     )
-    return text.by_sentence() if sentences or given.sentences else text
+    return text.by_sentence() if (given.sentences if sentences is None else sentences) else text
 
 
 def data_config_of(model: Path, corpus: str) -> DataConfig | None:

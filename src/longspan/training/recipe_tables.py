@@ -203,7 +203,8 @@ class TrainingConfig:
         for _, rows in as_steps(self.batch):
             require(
                 rows % self.accumulate == 0,
-                f"training.accumulate={self.accumulate} does not divide training.batch={rows}",
+                f"training.accumulate={self.accumulate} does not divide training.batch={rows}; use a batch that is a "
+                f"multiple of {self.accumulate}",
             )
 
     def _check_combinations(self) -> None:

@@ -32,7 +32,7 @@ from longspan.training.folder import (
     read_run_info,
     write_run_info,
 )
-from longspan.training.launch import remember_start, restart_count, started_before
+from longspan.training.launch import launched, remember_start, restart_count, started_before
 from longspan.training.ledger import NotFiniteError
 from longspan.training.loop import Trainer
 from longspan.training.nodes import (
@@ -72,10 +72,10 @@ class Outcome:
     @property
     def sentence(self) -> str:
         if self.interrupted is not None:
-            return (
-                f"stopped by {self.interrupted.name} and saved at step {self.step}; "
-                f"continue with: longspan train --out {shlex.quote(str(self.out))} --resume auto"
-            )
+            command = f"longspan train --out {shlex.quote(str(self.out))} --resume auto"
+            if launched():
+                command = f"torchrun ... -m {command}"
+            return f"stopped by {self.interrupted.name} and saved at step {self.step}; continue with: {command}"
         if self.took_steps == 0:
             return f"{self.out} is already finished (step {self.step})"
         if self.stopped_early:

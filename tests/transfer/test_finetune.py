@@ -190,6 +190,10 @@ def test_several_seeds_have_a_mean_and_a_deviation(base: Path, folder: Path, tmp
     assert summary["dev"] == pytest.approx((a + b) / 2)
     assert summary["dev_std"] == pytest.approx(abs(a - b) / 2**0.5)
     assert {path.name for path in (tmp_path / "r").iterdir()} == {"seed-1", "seed-2"}
+    with pytest.raises(ConfigError, match="seed=7"):  # equal runs would have a deviation of 0
+        finetune(base, folder, tmp_path / "s", overrides=["training.seed=7"], seeds=2, device="cpu")
+    once = finetune(base, folder, tmp_path / "s", overrides=[*sets, "training.seed=7"], device="cpu")
+    assert once.seeds == (7,)
 
 
 def test_changed_examples_cannot_be_resumed(finished: tuple[Path, dict[str, Any]], base: Path, folder: Path) -> None:

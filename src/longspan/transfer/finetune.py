@@ -167,6 +167,9 @@ def finetune(
             path = str(model_path(model).resolve())
             made = dataclasses.replace(made, training=dataclasses.replace(made.training, init_from=path))
         plans.append((folder, made))
+    used = tuple(made.training.seed for _, made in plans)
+    if len(set(used)) < len(used):
+        raise ConfigError(f"training.seed={used[0]} makes all {len(used)} runs equal; leave it out, or train one seed")
     check_labels(data, plans[0][1].model.labels)
     check_settings(plans[0][1])
     for folder, made in plans:
@@ -178,7 +181,7 @@ def finetune(
         dev.append(found["dev"])
         test += [found["test"]] if found.get("test") else []
         predictions += [str(folder / found["predictions"])] if found.get("predictions") else []
-    return Result(data.task.name, data.task.metric, tuple(chosen), tuple(dev), tuple(test), tuple(predictions))
+    return Result(data.task.name, data.task.metric, used, tuple(dev), tuple(test), tuple(predictions))
 
 
 def resolve(

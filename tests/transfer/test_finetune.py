@@ -202,6 +202,8 @@ def test_changed_examples_cannot_be_resumed(finished: tuple[Path, dict[str, Any]
         finetune(base, folder, out, overrides=FAST, epochs=8, seeds=[7], resume="auto", device="cpu")
     with pytest.raises(ConfigError, match="seeds"):
         finetune(base, folder, out, seeds=0)
+    with pytest.raises(ConfigError, match="epochs"):
+        finetune(base, folder, out, overrides=["training.steps=3"], epochs=8)
 
 
 REFUSED = [

@@ -151,7 +151,7 @@ def finetune(
 
     `model` is a model folder or a run; default: the bundled model. `task` is a known name, installed from `source` if
     necessary, or a folder. `out` is the run's folder; with several seeds it contains one run per seed. `epochs`
-    (default: 3) sets training.steps, unless `overrides` have a limit. `from_scratch` keeps the shape of the model and
+    (default: 3, unless `overrides` have a limit) sets training.steps. `from_scratch` keeps the shape of the model and
     draws new weights: the control of every experiment.
     """
     chosen = list(range(1, seeds + 1)) if isinstance(seeds, int) else list(seeds)
@@ -208,6 +208,8 @@ def resolve(
     limits = {"steps", "tokens", "seconds"} & set(changes.get("training", {}))
     if epochs is not None and epochs <= 0:
         raise ConfigError(f"epochs={epochs} must be above 0")
+    if epochs is not None and "steps" in limits:
+        raise ConfigError(f"epochs={epochs} and training.steps both set the length of the run; leave out one")
     if isinstance(batch, int) and batch > 0 and (epochs is not None or not limits):
         training["steps"] = max(1, round((epochs or EPOCHS) * -(-len(data.train) // batch)))
     steps = training.get("steps")

@@ -14,7 +14,7 @@ from longspan.errors import ConfigError
 from longspan.text_model import TextModel
 from longspan.transfer import likelihood
 from longspan.transfer.embed import embed, save_features
-from longspan.transfer.likelihood import NEUTRAL, Likelihood, blimp, copa, lambada, likelihoods, wikitext2
+from longspan.transfer.likelihood import NEUTRAL, Likelihood, blimp, copa, lambada, likelihoods, spaced, wikitext2
 from longspan.transfer.tasks.wikitext import articles
 
 LONG = "It was late, and the lamp was out. " * 3
@@ -69,6 +69,16 @@ WIKITEXT = """
 
  Short .
 """.replace("~", " ")
+
+
+@pytest.mark.parametrize(("count", "limit"), [(10, 6), (10, 3), (10, 10), (10, 99), (10, None), (67, 40)])
+def test_a_limit_uses_rows_from_start_to_end(count: int, limit: int | None) -> None:
+    found = [row["k"] for row in spaced([{"k": k} for k in range(count)], limit)]
+    wanted = min(limit or count, count)
+    assert len(set(found)) == wanted
+    gaps = np.diff([*found, count])
+    assert gaps.min() >= count // wanted
+    assert gaps.max() <= -(-count // wanted)
 
 
 def test_wikitext_as_prose(model: TextModel) -> None:

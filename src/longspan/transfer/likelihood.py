@@ -4,7 +4,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +189,11 @@ def evaluate_tasks(
         folder = install(name, source)
         for split in splits:
             rows = list(rows_of(folder / f"{split}.jsonl"))
-            step = max(1, len(rows) // limit) if limit else 1
-            rows = list(islice(rows, 0, None, step))[:limit]
-            results[name if len(splits) == 1 else f"{name}/{split}"] = scored(model, rows, reading)
+            results[name if len(splits) == 1 else f"{name}/{split}"] = scored(model, spaced(rows, limit), reading)
     return results
+
+
+def spaced(rows: list[dict[str, Any]], limit: int | None) -> list[dict[str, Any]]:
+    """At most `limit` rows, evenly spaced over all."""
+    count = min(limit or len(rows), len(rows))
+    return [rows[k * len(rows) // count] for k in range(count)]

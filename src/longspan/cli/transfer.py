@@ -194,7 +194,8 @@ def _examples(task: "Task", texts: list[str], data: Path | None) -> "list[Exampl
     else:
         rows = rows_of(data) if str(data) != "-" else rows_of_input()
     name = "--text" if data is None else "standard input" if str(data) == "-" else data.name
-    found = [task.example(row, f"{name}, row {k}", labelled=False) for k, row in enumerate(rows, start=1)]
+    unlabelled = ({key: row[key] for key in row if key != task.label} for row in rows)
+    found = [task.example(row, f"{name}, row {k}", labelled=False) for k, row in enumerate(unlabelled, start=1)]
     if not found:
         raise DataError(f"{name} has no rows; give at least one")
     return found

@@ -254,6 +254,13 @@ def test_labels_that_do_not_fit_are_refused(
         finetune(base, tmp_path / "t", tmp_path / "r", device="cpu")
 
 
+def test_dev_labels_of_other_names_are_refused(base: Path, folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "t")
+    write(tmp_path / "t" / "dev.jsonl", [{"text": "a fine film", "label": 1}])
+    with pytest.raises(DataError, match="dev"):
+        finetune(base, tmp_path / "t", tmp_path / "r", device="cpu")
+
+
 def test_the_folders_of_all_seeds_are_checked_first(base: Path, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "seed-2").mkdir()
     (tmp_path / "seed-2" / "notes.txt").write_text("mine")

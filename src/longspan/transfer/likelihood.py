@@ -173,8 +173,10 @@ def evaluate_tasks(
     source: str | Path | None = None,
     limit: int | None = None,
     reading: Reading | None = None,
+    announce: Callable[[str], object] = lambda _: None,
 ) -> dict[str, dict[str, Any]]:
-    """The scores of some tasks, as `task` or `task/split`. `limit` uses only so many evenly spaced rows of each."""
+    """The scores of some tasks, as `task` or `task/split`. `limit` uses only so many evenly spaced rows of each.
+    `announce` gets a line before each."""
     chosen = list(tasks)
     if not chosen:
         raise ConfigError(f"--tasks names no task; give some of {', '.join(TASKS)}")
@@ -189,7 +191,10 @@ def evaluate_tasks(
         folder = install(name, source)
         for split in splits:
             rows = list(rows_of(folder / f"{split}.jsonl"))
-            results[name if len(splits) == 1 else f"{name}/{split}"] = scored(model, spaced(rows, limit), reading)
+            title = name if len(splits) == 1 else f"{name}/{split}"
+            chosen_rows = spaced(rows, limit)
+            announce(f"scoring {title}: {len(chosen_rows):,} rows")
+            results[title] = scored(model, chosen_rows, reading)
     return results
 
 

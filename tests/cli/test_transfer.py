@@ -72,6 +72,7 @@ def test_errors_are_one_sentence(cli: Cli, model: Path, tmp_path: Path) -> None:
     cli("predict", model, "-t", "a").refused("finetune")
     cli("predict", model).refused("m")
     cli("embed", model, "--out", "f.npy").refused("--text")
+    cli("embed", model, "--data", "missing.jsonl", "--out", "f.txt").refused("f.txt", ".npy")
     cli("embed", model, "-t", "a", "--layer", "9", "--out", "f.npy").refused("9")
     cli("evaluate-tasks", model, "--tasks", "glue").refused("glue")
     cli("evaluate-tasks", model, "--tasks", "copa, lambada").refused("copa", "--from")

@@ -138,9 +138,10 @@ def embed(
 ) -> None:
     """Write features of texts: hidden states of any layer."""
     from longspan.text_model import load
-    from longspan.transfer.embed import embed, save_features
+    from longspan.transfer.embed import check_suffix, embed, save_features
     from longspan.transfer.tasks import Task
 
+    check_suffix(out)
     where = machine(device, dtype, threads)
     plain = Task(name="embed", kind="single", texts=("text",))
     examples = _examples(plain, text, data)

@@ -77,4 +77,6 @@ def test_errors_are_one_sentence(cli: Cli, model: Path, tmp_path: Path) -> None:
     cli("evaluate-tasks", model, "--tasks", "glue").refused("glue")
     cli("evaluate-tasks", model, "--tasks", "copa, lambada").refused("copa", "--from")
     cli("evaluate-tasks", model, "--tasks", " ,").refused("--tasks")
+    cli("data", "get", "sst3").refused("sst3", "sst2")
+    cli("data", "get", "zzzzzz").refused("imdb", "enwik8")
     cli("data", "get", "sst2", "--from", tmp_path).refused("sst2.tar.xz")

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from longspan.device import find_device
 from longspan.transfer.predict import load_predictor
 from longspan.transfer.results import RESULT
 from longspan.transfer.tasks import open_task
@@ -54,8 +55,11 @@ SYSTEMS = {
     "elmo": System("elmo", (*ELMO, "model.pooling=concat")),
     "ulmfit": ULMFIT,
 }
-TAGGERS = {"elmo": System("elmo", (*ELMO, "model.crf=200"))}
-"""Other settings for tags."""
+TAGGERS = {
+    "elmo": System("elmo", (*ELMO, "model.crf=200")),
+    "ulmfit": System("awd-lstm", ("model.hidden=0",), "finetune-ulmfit"),
+}
+"""Other settings for tags. ULMFiT's hidden layer is for whole texts, and its text of film reviews is not for news."""
 ABLATIONS = {
     "ulmfit-no-lm-tuning": replace(ULMFIT, model="awd-lstm"),
     "ulmfit-no-wikipedia": replace(ULMFIT, model="ulmfit-no-wikipedia"),
@@ -90,15 +94,14 @@ class Row:
 
     def command(self, given: argparse.Namespace, seed: int | None = None) -> list[str]:
         """The command of all seeds, or of one."""
-        system = GROUPS[given.group][self.system]
-        if self.task == "conll2003":
-            system = TAGGERS.get(self.system, system)
+        system = system_of(self.system, self.task, given)
         words = [str(given.models / system.model), "--task", self.task, "--recipe", system.recipe]
         if seed is None:
             words += ["--out", str(given.out / self.task / self.name), "--seeds", str(given.seeds)]
         else:
             words += ["--out", str(self.folder(given, seed)), "--set", f"training.seed={seed}"]
-        words += ["--epochs", str(EPOCHS.get(self.task, 3))]
+        if not any(setting.startswith("training.steps=") for setting in given.set):
+            words += ["--epochs", str(EPOCHS.get(self.task, 3))]
         words += ["--from", str(given.source)] if given.source else []
         settings = list(system.settings)
         if self.task == "imdb" and system.model in ("transformer-xl", "longspan-xl", "xlnet"):
@@ -108,13 +111,31 @@ class Row:
         return ["finetune", *words, *(["--from-scratch"] if self.scratch else [])]
 
 
+def system_of(name: str, task: str, given: argparse.Namespace) -> System:
+    own = GROUPS[given.group][name]
+    return TAGGERS.get(name, own) if task == "conll2003" else own
+
+
 def rows(given: argparse.Namespace) -> Iterator[Row]:
     for task in given.tasks.split(","):
-        for name, system in GROUPS[given.group].items():
-            if (given.models / system.model).is_dir() and (not given.systems or name in given.systems.split(",")):
+        for name in chosen(given):
+            if (given.models / system_of(name, task, given).model).is_dir():
                 yield Row(name, task, False)
                 if given.scratch:
                     yield Row(name, task, True)
+
+
+def chosen(given: argparse.Namespace) -> list[str]:
+    return given.systems.split(",") if given.systems else list(GROUPS[given.group])
+
+
+def check(given: argparse.Namespace) -> None:
+    """An error for an unknown system, and a note of those without a run: a table would lack their rows unnoticed."""
+    if unknown := [name for name in chosen(given) if name not in GROUPS[given.group]]:
+        sys.exit(f"no system called {unknown[0]!r} in this group; known: {', '.join(GROUPS[given.group])}")
+    models = {system_of(name, task, given).model for task in given.tasks.split(",") for name in chosen(given)}
+    if missing := sorted(model for model in models if not (given.models / model).is_dir()):
+        print(f"{given.models} has no run of {', '.join(missing)}; their rows are left out", file=sys.stderr)
 
 
 def run(row: Row, seed: int, given: argparse.Namespace, until: float) -> str:
@@ -181,7 +202,7 @@ def lengths(folders: list[Path], source: Path | None) -> list[dict[str, Any]]:
     """Accuracy on test by the number of tokens of a text."""
     found = []
     for folder in folders:
-        predictor = load_predictor(folder, device="cuda")
+        predictor = load_predictor(folder, device=find_device("auto"))
         examples = open_task(predictor.config.task, source).test()
         sizes = np.array([row.length for row in predictor.format.encode(examples)])
         right = np.array([p.label == e.label for p, e in zip(predictor.predict(examples), examples, strict=True)])
@@ -214,6 +235,7 @@ def main() -> None:
         for line in lengths(given.lengths, given.source):
             print(json.dumps(line))
         return
+    check(given)
     if given.list:
         for row in rows(given):
             print(shlex.join(["longspan", *row.command(given)]))

@@ -35,7 +35,7 @@ def test_finetune_predict_and_embed(cli: Cli, model: Path, tmp_path: Path, monke
     assert abs(sum(found[0]["probabilities"].values()) - 1) < 1e-6
     assert len(cli("predict", "run", "--data", "moods/test.jsonl").out.splitlines()) == 4
     assert "capturing" not in done.err
-    for rows in ('{"text": "a fine film"}\n', "text,more\na fine film,x\n"):
+    for rows in ('{"text": "a fine film", "label": [1, 2]}\n', "text,more\na fine film,x\n"):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(rows.encode())))
         again = json.loads(cli("predict", "run", "--data", "-").out)
         assert again["probabilities"] == pytest.approx(found[0]["probabilities"], rel=1e-5)
@@ -72,8 +72,11 @@ def test_errors_are_one_sentence(cli: Cli, model: Path, tmp_path: Path) -> None:
     cli("predict", model, "-t", "a").refused("finetune")
     cli("predict", model).refused("m")
     cli("embed", model, "--out", "f.npy").refused("--text")
+    cli("embed", model, "--data", "missing.jsonl", "--out", "f.txt").refused("f.txt", ".npy")
     cli("embed", model, "-t", "a", "--layer", "9", "--out", "f.npy").refused("9")
     cli("evaluate-tasks", model, "--tasks", "glue").refused("glue")
     cli("evaluate-tasks", model, "--tasks", "copa, lambada").refused("copa", "--from")
     cli("evaluate-tasks", model, "--tasks", " ,").refused("--tasks")
+    cli("data", "get", "sst3").refused("sst3", "sst2")
+    cli("data", "get", "zzzzzz").refused("imdb", "enwik8")
     cli("data", "get", "sst2", "--from", tmp_path).refused("sst2.tar.xz")

@@ -190,6 +190,10 @@ def test_several_seeds_have_a_mean_and_a_deviation(base: Path, folder: Path, tmp
     assert summary["dev"] == pytest.approx((a + b) / 2)
     assert summary["dev_std"] == pytest.approx(abs(a - b) / 2**0.5)
     assert {path.name for path in (tmp_path / "r").iterdir()} == {"seed-1", "seed-2"}
+    with pytest.raises(ConfigError, match="seed=7"):  # equal runs would have a deviation of 0
+        finetune(base, folder, tmp_path / "s", overrides=["training.seed=7"], seeds=2, device="cpu")
+    once = finetune(base, folder, tmp_path / "s", overrides=[*sets, "training.seed=7"], device="cpu")
+    assert once.seeds == (7,)
 
 
 def test_changed_examples_cannot_be_resumed(finished: tuple[Path, dict[str, Any]], base: Path, folder: Path) -> None:
@@ -198,6 +202,8 @@ def test_changed_examples_cannot_be_resumed(finished: tuple[Path, dict[str, Any]
         finetune(base, folder, out, overrides=FAST, epochs=8, seeds=[7], resume="auto", device="cpu")
     with pytest.raises(ConfigError, match="seeds"):
         finetune(base, folder, out, seeds=0)
+    with pytest.raises(ConfigError, match="epochs"):
+        finetune(base, folder, out, overrides=["training.steps=3"], epochs=8)
 
 
 REFUSED = [
@@ -245,6 +251,13 @@ def test_labels_that_do_not_fit_are_refused(
     write(tmp_path / "t" / "train.jsonl", rows * 8)
     (tmp_path / "t" / "task.toml").write_text(given)
     with pytest.raises((ConfigError, DataError), match=word):
+        finetune(base, tmp_path / "t", tmp_path / "r", device="cpu")
+
+
+def test_dev_labels_of_other_names_are_refused(base: Path, folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "t")
+    write(tmp_path / "t" / "dev.jsonl", [{"text": "a fine film", "label": 1}])
+    with pytest.raises(DataError, match="dev"):
         finetune(base, tmp_path / "t", tmp_path / "r", device="cpu")
 
 

@@ -1,5 +1,6 @@
 """Likelihoods against the model's own losses; features against its hidden states."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,17 @@ from longspan.errors import ConfigError
 from longspan.text_model import TextModel
 from longspan.transfer import likelihood
 from longspan.transfer.embed import embed, save_features
-from longspan.transfer.likelihood import NEUTRAL, Likelihood, blimp, copa, lambada, likelihoods, wikitext2
+from longspan.transfer.likelihood import (
+    NEUTRAL,
+    Likelihood,
+    blimp,
+    copa,
+    evaluate_tasks,
+    lambada,
+    likelihoods,
+    spaced,
+    wikitext2,
+)
 from longspan.transfer.tasks.wikitext import articles
 
 LONG = "It was late, and the lamp was out. " * 3
@@ -71,6 +82,16 @@ WIKITEXT = """
 """.replace("~", " ")
 
 
+@pytest.mark.parametrize(("count", "limit"), [(10, 6), (10, 3), (10, 10), (10, 99), (10, None), (67, 40)])
+def test_a_limit_uses_rows_from_start_to_end(count: int, limit: int | None) -> None:
+    found = [row["k"] for row in spaced([{"k": k} for k in range(count)], limit)]
+    wanted = min(limit or count, count)
+    assert len(set(found)) == wanted
+    gaps = np.diff([*found, count])
+    assert gaps.min() >= count // wanted
+    assert gaps.max() <= -(-count // wanted)
+
+
 def test_wikitext_as_prose(model: TextModel) -> None:
     """By hand, with headings as in lm-eval. Words are tokens with an end of each line, empty ones too."""
     first, second = articles(WIKITEXT)
@@ -110,6 +131,16 @@ def test_features_of_layers(model: TextModel, tmp_path: Path) -> None:
             embed(model, ["a"], **bad)
     with pytest.raises(ConfigError, match="npz"):
         save_features(tmp_path / "f.npz", [np.zeros(2, np.float32)])
+
+
+def test_each_task_is_announced(model: TextModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    row = {"premise": "a", "choice1": "bcdefghij", "choice2": "b", "label": 1}
+    (tmp_path / "dev.jsonl").write_text(f"{json.dumps(row)}\n" * 5)
+    monkeypatch.setattr(likelihood, "install", lambda *_: tmp_path)
+    lines = list[str]()
+    found = evaluate_tasks(model, ["copa"], limit=3, announce=lines.append)
+    assert found == {"copa": {"accuracy": 1.0, "questions": 3}}
+    assert lines == ["scoring copa: 3 rows"]
 
 
 def test_sentences_of_blimp_stand_after_another_one(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:

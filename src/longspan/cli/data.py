@@ -8,7 +8,7 @@ import typer
 from longspan.cli.options import Json, print_json, print_rows
 from longspan.cli.progress import progress
 from longspan.cli.text_options import DataArgument, Encoding, Field, data_path
-from longspan.errors import DataError
+from longspan.errors import DataError, UnknownNameError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, fetch and describe texts.")
 
@@ -38,12 +38,14 @@ def get(
     ] = None,
 ) -> None:
     """Fetch a corpus, verify its SHA-256 and install it in the cache. An interrupted download is resumed."""
-    from longspan.data import get
+    from longspan.data import CORPORA, get
     from longspan.transfer.tasks import KNOWN, install
 
     if name in KNOWN:
         print(f"{name} is in {install(name, source)}")
         return
+    if name not in CORPORA:
+        raise UnknownNameError("corpus or task", name, [*CORPORA, *KNOWN])
     with progress(name, in_bytes=True) as watch:
         folder = get(name, source, progress=watch)
     print(f"{name} is in {folder}")

@@ -30,6 +30,7 @@ Source = Annotated[
     Path | None,
     typer.Option("--from", metavar="FOLDER", help="Install a known task from the packed files in this folder."),
 ]
+LIKELIHOOD = "Some of blimp, lambada, copa and wikitext2, between commas."
 Texts = Annotated[list[str], typer.Option("--text", "-t", metavar="TEXT", help="A text; repeat it for several.")]
 Rows = Annotated[
     Path | None, typer.Option("--data", metavar="FILE", help="Rows as .jsonl or .csv; - reads standard input.")
@@ -137,9 +138,10 @@ def embed(
 ) -> None:
     """Write features of texts: hidden states of any layer."""
     from longspan.text_model import load
-    from longspan.transfer.embed import embed, save_features
+    from longspan.transfer.embed import check_suffix, embed, save_features
     from longspan.transfer.tasks import Task
 
+    check_suffix(out)
     where = machine(device, dtype, threads)
     plain = Task(name="embed", kind="single", texts=("text",))
     examples = _examples(plain, text, data)
@@ -152,7 +154,7 @@ def embed(
 
 def evaluate_tasks(
     model: ModelOrBundled = None,
-    tasks: Annotated[str, typer.Option("--tasks", help="Names between commas.")] = "blimp,lambada,copa",
+    tasks: Annotated[str, typer.Option("--tasks", metavar="NAMES", help=LIKELIHOOD)] = "blimp,lambada,copa",
     source: Source = None,
     limit: Annotated[int | None, typer.Option("--limit", help="Use this many evenly spaced rows of each task.")] = None,
     memory: Annotated[int | None, typer.Option("--memory", help="Earlier positions to attend to.")] = None,
@@ -162,15 +164,16 @@ def evaluate_tasks(
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Score a language model on BLiMP, LAMBADA and COPA by likelihood, without training."""
+    """Score a language model on BLiMP, LAMBADA, COPA and WikiText-2 by likelihood, without training."""
     from longspan.text_model import load
     from longspan.transfer.likelihood import evaluate_tasks
 
     where = machine(device, dtype, threads)
     loaded = load(model, device=where.device, dtype=where.dtype, **given_settings(memory=memory, pointer=pointer))
     note_bundled(model)
+    names = [name.strip() for name in tasks.split(",") if name.strip()]
     found = evaluate_tasks(
-        loaded, [name.strip() for name in tasks.split(",") if name.strip()], source=source, limit=limit
+        loaded, names, source=source, limit=limit, announce=lambda line: print(line, file=sys.stderr)
     )
     if json:
         print_json(found)
@@ -194,7 +197,8 @@ def _examples(task: "Task", texts: list[str], data: Path | None) -> "list[Exampl
     else:
         rows = rows_of(data) if str(data) != "-" else rows_of_input()
     name = "--text" if data is None else "standard input" if str(data) == "-" else data.name
-    found = [task.example(row, f"{name}, row {k}", labelled=False) for k, row in enumerate(rows, start=1)]
+    unlabelled = ({key: row[key] for key in row if key != task.label} for row in rows)
+    found = [task.example(row, f"{name}, row {k}", labelled=False) for k, row in enumerate(unlabelled, start=1)]
     if not found:
         raise DataError(f"{name} has no rows; give at least one")
     return found

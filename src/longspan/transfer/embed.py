@@ -68,12 +68,16 @@ def _choose(model: LanguageModel, hidden: tuple[torch.Tensor, ...], layer: str) 
     return hidden[number]
 
 
+def check_suffix(path: Path) -> None:
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(f"{path} must end in {' or '.join(SUFFIXES)}")
+
+
 def save_features(path: Path, features: Sequence[NDArray[np.float32]]) -> None:
     """Write features as .npy, or as .safetensors. With one vector per token, a .safetensors file has an array per text,
     named by its number, because their lengths differ."""
     pooled = all(one.ndim == 1 for one in features)
-    if path.suffix not in SUFFIXES:
-        raise ConfigError(f"{path} must end in {' or '.join(SUFFIXES)}")
+    check_suffix(path)
     if not pooled and path.suffix == ".npy" and len({one.shape for one in features}) > 1:
         raise ConfigError(f"{path} cannot hold texts of different lengths; use .safetensors, or pool the tokens")
     if path.suffix == ".npy":

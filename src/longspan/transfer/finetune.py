@@ -151,7 +151,7 @@ def finetune(
 
     `model` is a model folder or a run; default: the bundled model. `task` is a known name, installed from `source` if
     necessary, or a folder. `out` is the run's folder; with several seeds it contains one run per seed. `epochs`
-    (default: 3) sets training.steps, unless `overrides` have a limit. `from_scratch` keeps the shape of the model and
+    (default: 3, unless `overrides` have a limit) sets training.steps. `from_scratch` keeps the shape of the model and
     draws new weights: the control of every experiment.
     """
     chosen = list(range(1, seeds + 1)) if isinstance(seeds, int) else list(seeds)
@@ -167,18 +167,21 @@ def finetune(
             path = str(model_path(model).resolve())
             made = dataclasses.replace(made, training=dataclasses.replace(made.training, init_from=path))
         plans.append((folder, made))
+    used = tuple(made.training.seed for _, made in plans)
+    if len(set(used)) < len(used):
+        raise ConfigError(f"training.seed={used[0]} makes all {len(used)} runs equal; leave it out, or train one seed")
     check_labels(data, plans[0][1].model.labels)
     check_settings(plans[0][1])
     for folder, made in plans:
         check_run(made, folder, resume)
-    data.check_test(plans[0][1].model.labels)
+    data.check_labels(plans[0][1].model.labels)
     dev, test, predictions = [], [], []
     for folder, made in plans:
         found = finetune_once(made, data, folder, base.tokenizer, resume=resume, device=where)
         dev.append(found["dev"])
         test += [found["test"]] if found.get("test") else []
         predictions += [str(folder / found["predictions"])] if found.get("predictions") else []
-    return Result(data.task.name, data.task.metric, tuple(chosen), tuple(dev), tuple(test), tuple(predictions))
+    return Result(data.task.name, data.task.metric, used, tuple(dev), tuple(test), tuple(predictions))
 
 
 def resolve(
@@ -205,6 +208,8 @@ def resolve(
     limits = {"steps", "tokens", "seconds"} & set(changes.get("training", {}))
     if epochs is not None and epochs <= 0:
         raise ConfigError(f"epochs={epochs} must be above 0")
+    if epochs is not None and "steps" in limits:
+        raise ConfigError(f"epochs={epochs} and training.steps both set the length of the run; leave out one")
     if isinstance(batch, int) and batch > 0 and (epochs is not None or not limits):
         training["steps"] = max(1, round((epochs or EPOCHS) * -(-len(data.train) // batch)))
     steps = training.get("steps")

@@ -4,7 +4,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -174,8 +173,10 @@ def evaluate_tasks(
     source: str | Path | None = None,
     limit: int | None = None,
     reading: Reading | None = None,
+    announce: Callable[[str], object] = lambda _: None,
 ) -> dict[str, dict[str, Any]]:
-    """The scores of some tasks, as `task` or `task/split`. `limit` uses only so many evenly spaced rows of each."""
+    """The scores of some tasks, as `task` or `task/split`. `limit` uses only so many evenly spaced rows of each.
+    `announce` gets a line before each."""
     chosen = list(tasks)
     if not chosen:
         raise ConfigError(f"--tasks names no task; give some of {', '.join(TASKS)}")
@@ -190,7 +191,14 @@ def evaluate_tasks(
         folder = install(name, source)
         for split in splits:
             rows = list(rows_of(folder / f"{split}.jsonl"))
-            step = max(1, len(rows) // limit) if limit else 1
-            rows = list(islice(rows, 0, None, step))[:limit]
-            results[name if len(splits) == 1 else f"{name}/{split}"] = scored(model, rows, reading)
+            title = name if len(splits) == 1 else f"{name}/{split}"
+            chosen_rows = spaced(rows, limit)
+            announce(f"scoring {title}: {len(chosen_rows):,} rows")
+            results[title] = scored(model, chosen_rows, reading)
     return results
+
+
+def spaced(rows: list[dict[str, Any]], limit: int | None) -> list[dict[str, Any]]:
+    """At most `limit` rows, evenly spaced over all."""
+    count = min(limit or len(rows), len(rows))
+    return [rows[k * len(rows) // count] for k in range(count)]

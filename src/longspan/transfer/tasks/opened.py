@@ -59,16 +59,17 @@ class TaskData:
         """The test examples, with labels or all without. Read them once, after every choice is made."""
         return self._read("test")
 
-    def check_test(self, labels: Sequence[str] = ()) -> None:
-        """An error for test rows that cannot be read or scored: found before training, and nothing else is done with
-        them. `labels` are the classes of training."""
-        if self.has_test:
-            found = {example.label for example in self._read("test")} - {None}
+    def check_labels(self, labels: Sequence[str] = ()) -> None:
+        """An error for dev and test rows that cannot be read or scored: found before training, and nothing else is
+        done with test rows. `labels` are the classes of training."""
+        for split in ("dev", "test"):
+            if split not in self.files:
+                continue
+            found = {example.label for example in self._read(split)} - {None}
             if found and labels and self.task.kind in ("single", "pair") and not found & set(labels):
-                raise DataError(
-                    f"no label of {self.files['test'].name} occurs in train, for example {min(map(str, found))!r:.40}; "
-                    f"leave out {self.task.label!r} there to get predictions only"
-                )
+                fix = "use the same names" + (" or leave them out to get predictions" if split == "test" else "")
+                example = min(map(str, found))
+                raise DataError(f"no label of {self.files[split].name} occurs in train, such as {example!r:.40}; {fix}")
 
     @cached_property
     def _all_train(self) -> list[Example]:

@@ -1,6 +1,7 @@
 """Shapes are checked in tests: every annotation `Float[Tensor, "B T D"]` of the package holds at run time."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -11,6 +12,10 @@ from tests import programs
 # Tests run side by side, and the shapes are too small for threads to help, here and in the processes of tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+
+# Commands that are started in the background ignore SIGINT, and so would the processes of tests.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 programs.start()  # before the checks are installed: commands run as they do for a user
 

@@ -19,7 +19,7 @@ import longspan
 count = 0
 for module in pkgutil.walk_packages(longspan.__path__, "longspan."):
     # Triton kernels are imported only on machines with a GPU.
-    triton = ("longspan.kernels.relative_attention.fused", "longspan.kernels.relative_attention.stored_")
+    triton = [f"longspan.kernels.relative_attention.{name}" for name in ("fused", "slide_", "stored_")]
     if module.name.startswith("longspan.kernels.") and module.name.endswith(("kernels", "kernel")):
         continue
     extras = ("longspan.hf", "longspan.interop.hf", "longspan.interop.lm_eval")

@@ -19,7 +19,7 @@ TRIGGER = {"training_averaging": "asgd", "training_average_patience": 2}
 
 def resume(out: Path, monkeypatch: pytest.MonkeyPatch, *, held_out: str = OLD, steps: int = 4, **changes: Any) -> int:
     """Train in `out` with the observers of a recipe. Returns the number of steps taken."""
-    texts = {"train": make_text(300), "valid": make_text(300, held_out)}
+    texts = {"train": make_text(300), "valid": make_text(300, held_out), "test": make_text(300)}
     monkeypatch.setattr(run, "open_text", lambda recipe, split, *_: texts[split])
     recipe = make_recipe(training_steps=steps, training_validate_every=1, training_schedule="constant", **changes)
     return run.train(recipe, out, resume="auto").took_steps

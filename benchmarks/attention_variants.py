@@ -16,7 +16,6 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import json
 import os
 import statistics
 import subprocess
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from old_and_new import captured, milliseconds
+from old_and_new import captured, milliseconds, save
 
 from longspan.cuda_graphs import CapturedStep
 from longspan.experiments.bench import timing, train
@@ -297,12 +296,6 @@ def show(rows: list[dict[str, Any]]) -> None:
         )
 
 
-def write(file: Path | None, rows: list[dict[str, Any]], parts: dict[str, Any]) -> None:
-    if file is not None:
-        facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows, "kernels": parts}
-        file.write_text(json.dumps(facts, indent=1) + "\n")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default=",".join(SHAPES))
@@ -322,7 +315,7 @@ def main() -> None:
         rows = training(variants, given.rounds)
         for row in rows:
             print("  ".join(f"{v:<18}" if isinstance(v, str) else f"{k} {v:,.4g}" for k, v in row.items()), flush=True)
-        write(given.json, rows, {})
+        save(given.json, rows=rows)
         return
     compile_all(shapes, variants)
     print(f"compiled after {time.perf_counter() - began:.0f} s", flush=True)
@@ -335,7 +328,7 @@ def main() -> None:
             found = parts[f"{shape} {name}"] = kernels(shape, name)
             print(name, "kernels, ms:", "  ".join(f"{key} {value:.3f}" for key, value in found.items()), flush=True)
     print(f"{time.perf_counter() - began:.0f} s")
-    write(given.json, rows, parts)
+    save(given.json, rows=rows, kernels=parts)
 
 
 if __name__ == "__main__":

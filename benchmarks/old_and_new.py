@@ -290,6 +290,13 @@ def show(rows: list[Row]) -> None:
         )
 
 
+def save(file: Path | None, **results: Any) -> None:
+    """Write results as JSON, with what they were measured on."""
+    if file is not None:
+        facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, **results}
+        file.write_text(json.dumps(facts, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = {"muon": measure_muon, "sprint": measure_sprint, "softmax": measure_softmax, "dynamic": measure_dynamic}
@@ -310,9 +317,7 @@ def main() -> None:
     measure = functools.partial(parts[given.part], given)
     rows = measure()
     show(rows)
-    if given.json:
-        facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "part": given.part, "rows": rows}
-        given.json.write_text(json.dumps(facts, indent=1) + "\n")
+    save(given.json, part=given.part, rows=rows)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ Source = Annotated[
     Path | None,
     typer.Option("--from", metavar="FOLDER", help="Install a known task from the packed files in this folder."),
 ]
-LIKELIHOOD = "Some of blimp, lambada, copa and wikitext2, between commas."
+LIKELIHOOD = "Comma-separated: blimp, lambada, copa, wikitext2."
 Texts = Annotated[list[str], typer.Option("--text", "-t", metavar="TEXT", help="A text; repeat it for several.")]
 Rows = Annotated[
     Path | None, typer.Option("--data", metavar="FILE", help="Rows as .jsonl or .csv; - reads standard input.")

@@ -48,7 +48,7 @@ from longspan.tokenizers import Ids, Tokenizer, WordTokenizer, tokenizer_from_di
 from longspan.tokenizers.text import read_blocks
 
 _SAMPLE_BYTES = 1 << 16
-_SAMPLE_TOKENS = 1 << 20
+_BLOCKS, _BLOCK_TOKENS = 64, 1 << 14
 
 Progress = Callable[[int, int], None]
 
@@ -258,10 +258,11 @@ def _warn_about_lost_text(name: str, pieces: Sequence[Piece], tokenizer: Tokeniz
 
 
 def _warn_about_unknown(text: Encoded) -> None:
-    """Warn if most tokens of a text are not in the vocabulary, in a sample of a large text."""
+    """Warn if most tokens are unknown. A large text is sampled in blocks: single tokens would read most pages of it."""
     if text.tokenizer.unknown is None:
         return
-    sample = text.ids[:: max(1, len(text) // _SAMPLE_TOKENS)]
+    firsts = range(0, len(text), max(_BLOCK_TOKENS, len(text) // _BLOCKS))
+    sample = np.concatenate([text.ids[first : first + _BLOCK_TOKENS] for first in firsts])
     share = np.count_nonzero(sample == text.tokenizer.unknown) / len(sample)
     if share > 0.5:
         part = f"the {text.split} split of {text.name}" if text.split else text.name

@@ -174,7 +174,7 @@ def finetune(
     check_settings(plans[0][1])
     for folder, made in plans:
         check_run(made, folder, resume)
-    data.check_labels(plans[0][1].model.labels)
+    data.check_held_out(plans[0][1].model.labels)
     dev, test, predictions = [], [], []
     for folder, made in plans:
         found = finetune_once(made, data, folder, base.tokenizer, resume=resume, device=where)

@@ -66,11 +66,12 @@ def join_outputs(
     lse_of_parts: Float[Tensor, "P B H L"],
 ) -> None:
     """Write `out` and `lse`: the sum of the outputs of all parts, each weighted by its share of exp(lse)."""
-    from longspan.kernels.relative_attention.split_kernels import ROWS, join_outputs_kernel, padded_width
+    from longspan.kernels.relative_attention.fused import padded
+    from longspan.kernels.relative_attention.split_kernels import ROWS, join_outputs_kernel
 
     B, H, L, D = out.shape
     join_outputs_kernel[(-(-L // ROWS), B * H)](
-        parts, lse_of_parts, out, lse, *out.stride()[:3], H, L, len(parts), D=D, BD=padded_width(D), num_warps=4
+        parts, lse_of_parts, out, lse, *out.stride()[:3], H, L, len(parts), D=D, BD=padded(D), num_warps=4
     )
 
 
@@ -86,13 +87,14 @@ def join_gradients(
 ) -> tuple[Float[Tensor, "H C D"], Float[Tensor, "H D"], Float[Tensor, "H D"]]:
     """Write `grad_query`; returns the gradients of distance, u and w in the dtypes and the layout of
     `table`, `u` and `w`."""
-    from longspan.kernels.relative_attention.split_kernels import ROWS, join_gradients_kernel, padded_width
+    from longspan.kernels.relative_attention.fused import padded
+    from longspan.kernels.relative_attention.split_kernels import ROWS, join_gradients_kernel
 
     B, H, L, D = grad_query.shape
     of_distance, of_u, of_w = torch.empty_like(table), u.new_empty(H, D), w.new_empty(H, D)
     join_gradients_kernel[(-(-L // ROWS), B * H)](
         parts, grad_biases, grad_u, grad_distance, grad_query, of_distance, of_u, of_w, *grad_query.stride()[:3],
         *of_distance.stride(), H, L, len(parts), B, grad_biases.shape[3], grad_u.shape[2], table.shape[1],
-        D=D, BD=padded_width(D), num_warps=4,
+        D=D, BD=padded(D), num_warps=4,
     )  # fmt: skip
     return of_distance, of_u, of_w

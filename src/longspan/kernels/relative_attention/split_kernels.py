@@ -9,10 +9,6 @@ ROWS = 32
 ROWS_AT_ONCE = tl.constexpr(ROWS)
 
 
-def padded_width(D: int) -> int:
-    return max(16, 1 << (D - 1).bit_length())
-
-
 @triton.jit(do_not_specialize=["L", "parts"])
 def join_outputs_kernel(
     partial, partial_lse, out, lse, stride_ob, stride_oh, stride_ol, H, L, parts, D: tl.constexpr, BD: tl.constexpr,

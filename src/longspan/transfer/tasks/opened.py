@@ -59,7 +59,7 @@ class TaskData:
         """The test examples, with labels or all without. Read them once, after every choice is made."""
         return self._read("test")
 
-    def check_labels(self, labels: Sequence[str] = ()) -> None:
+    def check_held_out(self, labels: Sequence[str] = ()) -> None:
         """An error for dev and test rows that cannot be read or scored: found before training, and nothing else is
         done with test rows. `labels` are the classes of training."""
         for split in ("dev", "test"):

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from longspan.data import CORPORA, get, open_corpus
+from longspan.data import CORPORA, get, list_corpora, open_corpus
 from longspan.data.corpora import Corpus, CorpusFile
 from longspan.data.splits import ByFile, ByTail
+from longspan.errors import DataError
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="the real corpora are not here")
@@ -187,6 +188,26 @@ def test_novels_have_plain_bytes(cache: Path) -> None:
     assert b"\xef\xbb\xbf" not in text
     unchanged = open_corpus("english-novels", "valid", "bytes", cache=cache)
     assert text == unchanged.ids.tobytes().replace(b"\r", b"").replace(b"\xef\xbb\xbf", b"")
+
+
+def test_a_corpus_of_parts_trains_on_all_and_holds_out_the_first(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="get english-novels and gutenberg-books"):
+        get("novels-and-books", tmp_path, tmp_path)
+    folders = {name: CORPORA[name].folder(tmp_path) for name in ("english-novels", "gutenberg-books")}
+    for (name, folder), count in zip(folders.items(), (9, 20), strict=True):
+        with pytest.raises(DataError, match=f"{name} is not installed"):
+            open_corpus("novels-and-books", "train", cache=tmp_path)
+        folder.mkdir(parents=True)
+        for k in range(count):
+            (folder / f"{k:02}.txt").write_text(f"{name} {k}.")
+    for split in ("valid", "test"):
+        whole, part = (open_corpus(name, split, cache=tmp_path) for name in ("novels-and-books", "english-novels"))
+        assert whole.ids.tobytes() == part.ids.tobytes()
+    train = open_corpus("novels-and-books", "train", cache=tmp_path)
+    parts = [open_corpus(name, "train", cache=tmp_path) for name in folders]
+    assert train.ids.tobytes() == b"".join(part.ids.tobytes() for part in parts)
+    assert train.splits["unused"] == ("gutenberg-books/18.txt", "gutenberg-books/19.txt")
+    assert next(row for row in list_corpora(tmp_path) if row.name == "novels-and-books").installed
 
 
 @needs_real

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from longspan.data.cache import cache_folder
-from longspan.data.splits import ByCount, ByDocument, ByFile, ByPercent, ByTail, SplitRule
+from longspan.data.splits import ByCount, ByDocument, ByFile, ByName, ByPercent, ByTail, SplitRule
 from longspan.data.tokenizer_specs import find_tokenizer_spec
 from longspan.errors import UnknownNameError
 
@@ -28,7 +28,8 @@ class Corpus:
     `get` must find all of `files` in the source. A corpus with an empty list takes every file, or those that match
     `patterns`, and `documents` and `size` are their number and total bytes. `limit` is the most bytes a download of
     unknown size may have. `files_of` names the corpus whose installed files this one uses. `complete` is a pattern and
-    the number of files that match it, of which a source has all or none.
+    the number of files that match it, of which a source has all or none. A corpus with `parts` is made of the installed
+    files of other corpora: the train splits of all of them, and the valid and test splits of the first.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Corpus:
     documents: int | None = None
     size: int | None = None
     files_of: str | None = None
+    parts: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ("*",)
     complete: tuple[str, int] | None = None
     limit: int = 1 << 30
@@ -207,6 +209,16 @@ _CORPORA = (
         documents=206,
         size=108_230_942,
     ),
+    # Compared by sequences of eight words: no book has text of a novel. docs/bundled_model.md#the-text
+    Corpus(
+        "novels-and-books",
+        "the train splits of english-novels and gutenberg-books; valid and test are those of english-novels",
+        "public domain in the USA",
+        "plain-bytes",
+        ByName(),
+        parts=("english-novels", "gutenberg-books"),
+        size=77_151_744 + 108_230_942,
+    ),
 )
 
 CORPORA: dict[str, Corpus] = {corpus.name: corpus for corpus in _CORPORA}
@@ -241,7 +253,8 @@ def list_corpora(cache: Path | None = None) -> list[CorpusRow]:
         if corpus.url and corpus.archive_sha256:
             known[corpus.url.rpartition("/")[2]] = corpus.archive_sha256
         description = find_tokenizer_spec(corpus.tokenizer).description
-        installed = corpus.built_in or corpus.folder(root).is_dir()
+        parts = [CORPORA[part] for part in corpus.parts] or [corpus]
+        installed = corpus.built_in or all(part.folder(root).is_dir() for part in parts)
         facts = (corpus.name, corpus.title, description, corpus.bytes, corpus.licence, corpus.url, known, installed)
         rows.append(CorpusRow(*facts))
     return rows

@@ -30,6 +30,8 @@ def get(
     corpus, root = find_corpus(name), cache_folder(cache)
     if corpus.built_in:
         raise DataError(f"{name} is built in, so there is nothing to fetch; use it as it is")
+    if corpus.parts:
+        raise DataError(f"{name} is made of other corpora; get {' and '.join(corpus.parts)} instead")
     target = corpus.folder(root)
     if target.is_dir():
         if source is not None:

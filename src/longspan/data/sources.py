@@ -25,7 +25,7 @@ from longspan.data.cache import (
 from longspan.data.convert import find_encoding, transcode
 from longspan.data.corpora import CORPORA, Corpus
 from longspan.data.json_lines import json_lines_field
-from longspan.data.splits import HELD_OUT, ByName, Document, SplitRule, named_split, split_of_path
+from longspan.data.splits import HELD_OUT, SPLITS, ByName, Document, SplitRule, named_split, split_of_path
 from longspan.data.tables import FIELD, TABLES, write_table
 from longspan.data.tokenizer_specs import find_tokenizer_spec
 from longspan.errors import DataError, UnknownNameError
@@ -145,6 +145,8 @@ def find_source(
 def _known_source(corpus: Corpus, cache: Path) -> Source:
     if corpus.built_in:
         root, documents = _standard_library()
+    elif corpus.parts:
+        root, documents = cache / "corpora", _documents_of_parts(corpus, cache)
     else:
         root = corpus.folder(cache)
         if not root.is_dir():
@@ -157,6 +159,20 @@ def _known_source(corpus: Corpus, cache: Path) -> Source:
         names = [file.name for file in corpus.files] or listed
         documents = tuple(_document(name, root / name) for name in names)
     return Source(corpus.name, root, documents, corpus.split, corpus.tokenizer)
+
+
+def _documents_of_parts(corpus: Corpus, cache: Path) -> tuple[Document, ...]:
+    """The documents of all parts, each with its split. Those of all parts but the first are train or unused."""
+    found = []
+    for name in corpus.parts:
+        source = _known_source(CORPORA[name], cache)
+        wanted = SPLITS if name == corpus.parts[0] else ("train",)
+        split_of = {p.path: split for split in wanted for p in source.split.pieces(source.documents, split, "byte")}
+        found += [
+            dataclasses.replace(d, name=f"{name}/{d.name}", split=split_of.get(d.path, "unused"))
+            for d in source.documents
+        ]
+    return tuple(found)
 
 
 def _standard_library() -> tuple[Path, tuple[Document, ...]]:

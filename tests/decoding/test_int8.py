@@ -34,6 +34,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
         "longspan-xl",
         PAPER | {"memory": 6, "norm": "pre", "norm_type": "rms", "biases": False, "final_norm": True},
     ),
+    "own": ("longspan-xl", {"memory": 6, "clamp": 4, "same_length": True, "convolution": 3, "qk_norm": True}),
     "gelu": ("longspan-xl", PAPER | {"memory": 6, "activation": "gelu"}),
 }
 
@@ -73,7 +74,7 @@ def open_reference(model: LanguageModel) -> RollingDecoder:
     with torch.no_grad():
         positions = open_as(RollingDecoder, model).positions
         for name, parameter in wide.named_parameters():
-            if parameter.dim() == 2 and name.rsplit(".", 1)[-1] not in ("u", "w"):
+            if parameter.dim() == 2 and not f".{name}".endswith((".u", ".w", ".convolution.weight")):
                 parameter.copy_(restored(parameter))
         reference = open_as(Quantised, wide)
         reference.positions = [
@@ -115,8 +116,9 @@ def test_activations_that_are_not_finite_reach_the_logits() -> None:
 
 
 @needs_compiler
-def test_the_loss_of_accuracy_is_small_and_a_state_continues_in_float32() -> None:
-    model = make("paper")
+@pytest.mark.parametrize("form", ["paper", "own"])
+def test_the_loss_of_accuracy_is_small_and_a_state_continues_in_float32(form: str) -> None:
+    model = make(form)
     native, plain = open_as(Int8Decoder, model), open_as(RollingDecoder, model)
     prompt = torch.randint(19, (1, 9))
     native.prefill(prompt)

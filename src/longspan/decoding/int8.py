@@ -72,8 +72,6 @@ class Int8Decoder(RollingDecoder):
             and plain_softmax(model)
             and like.up is not None
             and like.activation in int8_step.ACTIVATIONS
-            and like.convolution is None
-            and not like.head_norms
             and not state.reading.discount
             and int8_step.compiled() is not None
         )
@@ -101,6 +99,7 @@ class Int8Decoder(RollingDecoder):
                 values, scales = quantise_rows(positions[0, :, positions.shape[2] - kept :])
                 self.cache[which, n, :, :kept, : values.shape[-1]] = values
                 self.scales[which, n, :, :kept] = scales
+            self.load_inputs(n, cache)
 
     def state(self) -> State:
         width = self.model.config.head_size
@@ -135,8 +134,11 @@ class Int8Decoder(RollingDecoder):
         distance = int8_step.padded(distance, int8_step.HEAD_COLUMNS)
         vectors = tuple(self._keep(part) for part in (distance, distance_scale, layer.u, layer.w))
         caches = (self.cache[0, n], self.cache[1, n], self.scales[0, n], self.scales[1, n])
-        norms = (self._norm(norm) for norm in (layer.attention_norm, layer.feed_forward_norm))
-        return int8_step.Layer(*matrices, *norms, *(part.data_ptr() for part in (*vectors, *caches)))
+        head_norms = layer.head_norms or (nn.Identity(), nn.Identity())
+        norms = (self._norm(norm) for norm in (layer.attention_norm, layer.feed_forward_norm, *head_norms))
+        convolution = () if layer.convolution is None else (self._keep(layer.convolution.weight), self.inputs[n])
+        addresses = (part.data_ptr() for part in (*vectors, *caches, *convolution))
+        return int8_step.Layer(*matrices, *norms, *addresses)
 
     def _native(self, weights: Int8Weights) -> int8_step.Model:
         layers, c = self.layers, self.model.config
@@ -147,7 +149,7 @@ class Int8Decoder(RollingDecoder):
         return int8_step.Model(
             ctypes.cast(array, ctypes.POINTER(int8_step.Layer)), weights.embedding, weights.head,
             self._norm(self.final_norm), len(layers), c.width, c.heads, c.head_size, self.size, layers[0].r.shape[1],
-            layers[0].pre_norm, int8_step.ACTIVATIONS[layers[0].activation], self.model.embedding.scale,
-            self.reading.temperature,
+            layers[0].pre_norm, int8_step.ACTIVATIONS[layers[0].activation],
+            self.inputs[0].shape[1] if self.inputs else 0, self.model.embedding.scale, self.reading.temperature,
             *(self._keep(torch.zeros(size + -size % int8_step.COLUMNS)).data_ptr() for size in sizes),
         )  # fmt: skip

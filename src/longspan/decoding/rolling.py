@@ -53,9 +53,13 @@ class RollingDecoder(Decoder):
             cached = attention_of(cache)
             for slots, positions in ((self.keys[n], cached.keys), (self.values[n], cached.values)):
                 slots[:, :, :kept] = positions[:, :, positions.shape[2] - kept :]
-            if isinstance(cache, ConvolutionCache):
-                self.inputs[n].zero_()
-                self.inputs[n][:, self.inputs[n].shape[1] - cache.inputs.shape[1] :] = cache.inputs
+            self.load_inputs(n, cache)
+
+    def load_inputs(self, n: int, cache: Any) -> None:
+        """Copy the inputs of a layer's convolution, if it has one."""
+        if isinstance(cache, ConvolutionCache):
+            self.inputs[n].zero_()
+            self.inputs[n][:, self.inputs[n].shape[1] - cache.inputs.shape[1] :] = cache.inputs
 
     @torch.no_grad()
     def prefill(self, tokens: Int[Tensor, "B T"]) -> None:

@@ -46,9 +46,9 @@ class Norm(Structure):
 class Layer(Structure):
     _fields_ = (
         *((name, Matrix) for name in ("qkv", "output", "up", "down")),
-        *((name, Norm) for name in ("attention_norm", "feed_forward_norm")),
+        *((name, Norm) for name in ("attention_norm", "feed_forward_norm", "query_norm", "key_norm")),
         *((name, c_void_p) for name in ("distance", "distance_scale", "u", "w")),
-        *((name, c_void_p) for name in ("keys", "values", "key_scale", "value_scale")),
+        *((name, c_void_p) for name in ("keys", "values", "key_scale", "value_scale", "taps", "inputs")),
     )
 
 
@@ -59,7 +59,10 @@ class Model(Structure):
         ("final_norm", Norm),
         *(
             (name, c_int64)
-            for name in ("count", "width", "heads", "head_width", "slots", "distances", "pre_norm", "activation")
+            for name in (
+                *("count", "width", "heads", "head_width"),
+                *("slots", "distances", "pre_norm", "activation", "taps"),
+            )
         ),
         *((name, c_double) for name in ("embedding_scale", "temperature")),
         *((name, c_void_p) for name in ("x", "y", "sum", "qkv", "attended", "inner", "scores")),

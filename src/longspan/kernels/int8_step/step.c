@@ -66,19 +66,21 @@ typedef struct {
 
 typedef struct {
     Matrix qkv, output, up, down;
-    Norm attention_norm, feed_forward_norm;
+    Norm attention_norm, feed_forward_norm, query_norm, key_norm;
     const int8_t *distance;      /* [H, C, P], distance 0 first; P is D padded */
     const float *distance_scale; /* [H, C] */
     const float *u, *w;          /* [H, D] */
     int8_t *keys, *values;       /* [H, S, P] */
     float *key_scale, *value_scale; /* [H, S] */
+    const float *taps;              /* [N, E], the previous position first, or NULL */
+    float *inputs;                  /* [N, E], the previous position last */
 } Layer;
 
 typedef struct {
     const Layer *layers;
     Matrix embedding, head;
     Norm final_norm;
-    int64_t count, width, heads, head_width, slots, distances, pre_norm, activation;
+    int64_t count, width, heads, head_width, slots, distances, pre_norm, activation, taps;
     double embedding_scale, temperature;
     float *x, *y, *sum, *qkv, *attended, *inner; /* padded with zeros */
     float *scores;                               /* [H, S] */
@@ -223,7 +225,9 @@ static void weigh(const int8_t *values, const float *weights, int64_t filled, in
 static void attend_head(const Model *m, const Layer *layer, int64_t h, int64_t slot, int64_t filled) {
     const int64_t D = m->head_width, P = (D + 15) / 16 * 16, S = m->slots, C = m->distances, I = m->heads * D;
     const float factor = 1 / sqrtf((float)D);
-    const float *query = m->qkv + h * D;
+    float *query = m->qkv + h * D;
+    normalise(&layer->query_norm, query, query, D);
+    normalise(&layer->key_norm, query + I, query + I, D);
     float qu[P], qw[P], out[P], *scores = m->scores + h * S, top = -INFINITY, total = 0;
     int8_t *keys = layer->keys + h * S * P, *values = layer->values + h * S * P;
     float *key_scale = layer->key_scale + h * S, *value_scale = layer->value_scale + h * S;
@@ -255,6 +259,17 @@ static void activate(float *x, int64_t width, int64_t kind) {
     }
 }
 
+/* x + sum_j taps[j] * (x of j positions before), which is then stored. */
+static void convolve(const Layer *layer, float *x, int64_t width, int64_t taps) {
+    float *inputs = layer->inputs;
+    for (int64_t k = 0; k < width; k++) {
+        float here = x[k];
+        for (int64_t j = 0; j < taps; j++) x[k] += layer->taps[j * width + k] * inputs[(taps - 1 - j) * width + k];
+        for (int64_t j = 1; j < taps; j++) inputs[(j - 1) * width + k] = inputs[j * width + k];
+        inputs[(taps - 1) * width + k] = here;
+    }
+}
+
 /* Logits of the token after `token`, which is number `written` of its stream. */
 void longspan_step(const Model *m, int64_t token, int64_t written, float *logits) {
     const int64_t E = m->width, slot = written % m->slots;
@@ -264,6 +279,7 @@ void longspan_step(const Model *m, int64_t token, int64_t written, float *logits
     for (int64_t n = 0; n < m->count; n++) {
         const Layer *layer = m->layers + n;
         const Norm none = {0};
+        if (m->taps) convolve(layer, m->x, E, m->taps);
         normalise(m->pre_norm ? &layer->attention_norm : &none, m->x, m->y, E);
         multiply(&layer->qkv, m->y, m->qkv);
 #pragma omp parallel for schedule(static) if (filled * m->heads * m->head_width > 65536)

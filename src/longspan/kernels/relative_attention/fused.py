@@ -76,9 +76,8 @@ def launch(kernel: str, query: Tensor, keys: int, *, plain: bool = True) -> Laun
         return Launch(32, 4, 1, BLOCK)
     hopper, wide = is_hopper(query.device), query.shape[-1] > 64
     if kernel == "forward":
-        # Short loops gain from three programs per multiprocessor, long ones from a third stage.
-        if hopper and not wide and keys <= 4096:
-            return Launch(64, 4, 2, HALF, 168)
+        if hopper and not wide:  # 168 registers: three programs per multiprocessor
+            return Launch(64, 4, 2, HALF, 168, order=SCORES_AHEAD, table=True)
         return Launch(64, 4, 2 if wide else 3, WARP if hopper else BLOCK)
     registers = 168 if hopper and not wide and kernel == "query" and plain else None  # others would spill
     return Launch(64, 4, 1 if wide else 2, HALF if hopper else BLOCK, registers)
@@ -159,7 +158,7 @@ def _backward(
     B, H, L, D = query.shape
     K, C = key.shape[2], distance.shape[1]
     first_key = contiguous(first_key)
-    plan = stored.chosen(query, first_key)
+    plan = stored.chosen(query, K, first_key)
     if plan is not None:
         grads = stored.backward(plan, grad, out, lse, query, key, value, distance, u, w, seed, window, dropout)
         *same, of_distance, of_u, of_w = grads

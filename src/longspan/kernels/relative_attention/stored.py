@@ -41,18 +41,22 @@ def using(plan: Plan | None) -> Iterator[None]:
         _plans.pop()
 
 
-def chosen(query: Tensor, first_key: Tensor | None) -> Plan | None:
-    """The plan of this backward pass; None computes the scores again."""
+def chosen(query: Tensor, keys: int, first_key: Tensor | None) -> Plan | None:
+    """The plan of this backward pass; None computes the scores again. Heads of up to 64 gain only if the keys of a row
+    are one cell (docs/speed.md)."""
     if first_key is not None:
         return None
     if _plans:
         return _plans[-1]
-    return Plan(planes=3) if query.shape[-1] > 64 and is_worth_it(query) else None
+    if not is_worth_it(query):
+        return None
+    if query.shape[-1] > 64:
+        return Plan(planes=3)
+    return Plan() if keys <= 1024 else None  # one cell per row and head
 
 
 def is_worth_it(query: Tensor) -> bool:
-    """Hopper in bfloat16, and more blocks of queries than run at a time. Only wide heads gain at all lengths
-    (docs/speed.md)."""
+    """Hopper in bfloat16, and more blocks of queries than run at a time."""
     from longspan.kernels.relative_attention.fused import is_hopper
 
     B, H, L, _ = query.shape

@@ -114,6 +114,23 @@ def test_wikitext_as_prose(model: TextModel) -> None:
     assert found["bits_per_byte"] == pytest.approx(sum(nats) / math.log(2) / size, rel=1e-5)
 
 
+def test_wikitext_without_memory_is_read_in_windows(model: TextModel) -> None:
+    plain = longspan.init("vanilla", layers=1, width=16, heads=2, reading={"segment": 8}, device="cpu")
+    rows, nats = [{"text": "abcdefghijklmno", "words": 3}], 0.0
+    found = wikitext2(plain, rows)
+    for text, new in (("\nabcdefgh", 8), ("defghijkl", 4), ("ghijklmno", 3)):
+        nats += float(plain.score(text).losses[-new:].sum())
+    assert found["stride"] == 4
+    assert math.log(found["perplexity"]) * 3 == pytest.approx(nats, rel=1e-5)
+    every = wikitext2(plain, rows, stride=1)
+    assert math.log(every["perplexity"]) * 3 == pytest.approx(plain.score("\nabcdefghijklmno").losses.sum(), rel=1e-5)
+    assert every["perplexity"] != found["perplexity"]
+    assert "stride" not in wikitext2(model, rows)
+    for loaded, tasks, stride in ((plain, "wikitext2", 9), (model, "wikitext2", 4), (plain, "copa", 4)):
+        with pytest.raises(ConfigError, match=f"stride={stride}"):
+            evaluate_tasks(loaded, [tasks], stride=stride)
+
+
 def test_features_of_layers(model: TextModel, tmp_path: Path) -> None:
     hidden = model.hidden_states(LONG)
     for layer, wanted in (("0", hidden[0]), ("last", hidden[-1]), ("-2", hidden[-2]), ("sum", hidden[1] + hidden[2])):

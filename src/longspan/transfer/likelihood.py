@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from longspan.contract import LanguageModel
 from longspan.errors import ConfigError, UnknownNameError
 from longspan.reading import Reading
+from longspan.scoring.losses import check_stride
 from longspan.scoring.score import score
 from longspan.text_model import TextModel
 from longspan.tokenizers.text import to_bytes
@@ -142,13 +143,21 @@ def copa(model: TextModel, rows: Sequence[dict[str, Any]], reading: Reading | No
     return {"accuracy": float(right.mean()), "questions": len(rows)}
 
 
-def wikitext2(model: TextModel, rows: Sequence[dict[str, Any]], reading: Reading | None = None) -> dict[str, Any]:
-    """The perplexity per word of WikiText-2, of articles as prose. Every article is read from its start."""
+def wikitext2(
+    model: TextModel, rows: Sequence[dict[str, Any]], reading: Reading | None = None, stride: int | None = None
+) -> dict[str, Any]:
+    """The perplexity per word of WikiText-2, of articles as prose. Every article is read from its start.
+
+    A family without memory reads windows of a segment, and `stride` tokens of each are scored. Default: half of them.
+    """
+    reading = reading or model.reading
+    step = find_stride(model.model, reading, stride)
     texts, first = [to_bytes(row["text"]) for row in rows], model.first_token()
     encoded = model.tokenizer.encode_many(texts, "the task", partial=True)
-    scores = [score(model.model, np.concatenate([first, ids]), reading or model.reading) for ids in encoded]
+    scores = [score(model.model, np.concatenate([first, ids]), reading, stride=step or 1) for ids in encoded]
     nats, words = sum(one.nats * one.scored for one in scores), sum(row["words"] for row in rows)
-    return {
+    stated = {} if step is None else {"stride": step}
+    return stated | {
         "perplexity": math.exp(min(nats / words, 700.0)),
         "bits_per_byte": nats / math.log(2) / sum(map(len, texts)),
         "words": words,
@@ -156,7 +165,18 @@ def wikitext2(model: TextModel, rows: Sequence[dict[str, Any]], reading: Reading
     }
 
 
-Score = Callable[[TextModel, Sequence[dict[str, Any]], Reading | None], dict[str, Any]]
+def find_stride(model: LanguageModel, reading: Reading, stride: int | None) -> int | None:
+    """The tokens that are scored per window; None for a family with memory, which reads a text as a stream."""
+    if model.has_memory(reading):
+        if stride is not None:
+            raise ConfigError(f"stride={stride} is for families without memory; leave it out")
+        return None
+    stride = max(1, reading.segment // 2) if stride is None else stride
+    check_stride(stride, reading)
+    return stride
+
+
+Score = Callable[..., dict[str, Any]]
 TASKS: dict[str, tuple[Score, tuple[str, ...]]] = {
     "blimp": (blimp, ("test",)),
     "lambada": (lambada, ("dev", "test")),
@@ -173,10 +193,11 @@ def evaluate_tasks(
     source: str | Path | None = None,
     limit: int | None = None,
     reading: Reading | None = None,
+    stride: int | None = None,
     announce: Callable[[str], object] = lambda _: None,
 ) -> dict[str, dict[str, Any]]:
     """The scores of some tasks, as `task` or `task/split`. `limit` uses only so many evenly spaced rows of each.
-    `announce` gets a line before each."""
+    `stride` is that of `wikitext2`. `announce` gets a line before each."""
     chosen = list(tasks)
     if not chosen:
         raise ConfigError(f"--tasks names no task; give some of {', '.join(TASKS)}")
@@ -185,6 +206,10 @@ def evaluate_tasks(
             raise UnknownNameError("task scored by likelihood", name, TASKS)
     if limit is not None and limit < 1:
         raise ConfigError(f"limit={limit} must be at least 1")
+    if stride is not None:
+        if "wikitext2" not in chosen:
+            raise ConfigError(f"stride={stride} has an effect on wikitext2 only; leave it out")
+        find_stride(model.model, reading or model.reading, stride)
     results = {}
     for name in chosen:
         scored, splits = TASKS[name]
@@ -194,7 +219,8 @@ def evaluate_tasks(
             title = name if len(splits) == 1 else f"{name}/{split}"
             chosen_rows = spaced(rows, limit)
             announce(f"scoring {title}: {len(chosen_rows):,} rows")
-            results[title] = scored(model, chosen_rows, reading)
+            options = {"stride": stride} if name == "wikitext2" else {}
+            results[title] = scored(model, chosen_rows, reading, **options)
     return results
 
 

@@ -218,6 +218,7 @@ REFUSED = [
     ("gpt", "training=3", "training"),
     ("awd-lstm", "model.features=mix", "one width"),
     ("awd-lstm", "model.features=sum-last-four", "one width"),
+    ("gpt", "model.features=concat-last-four", "4 layers.*2 layers"),
 ]
 BASES: dict[str, dict[str, Any]] = {"gpt": {"heads": 2}, "bert": {"heads": 2}, "elmo": {"filters": [[1, 8]]}}
 

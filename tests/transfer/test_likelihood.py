@@ -143,7 +143,7 @@ def test_features_of_layers(model: TextModel, tmp_path: Path) -> None:
         "0": (1, 32),
         "1": (2, 32),
     }
-    for bad in ({"layer": "9"}, {"layer": "lats"}, {"pooling": "max"}):
+    for bad in ({"layer": "9"}, {"layer": "lats"}, {"layer": "sum-last-four"}, {"pooling": "max"}):
         with pytest.raises(ConfigError):
             embed(model, ["a"], **bad)
     with pytest.raises(ConfigError, match="npz"):

@@ -26,6 +26,7 @@ from longspan.transfer.likelihood import (
     spaced,
     wikitext2,
 )
+from longspan.transfer.model import TaskConfig, TaskModel
 from longspan.transfer.tasks.wikitext import articles
 
 LONG = "It was late, and the lamp was out. " * 3
@@ -129,6 +130,17 @@ def test_wikitext_without_memory_is_read_in_windows(model: TextModel) -> None:
     for loaded, tasks, stride in ((plain, "wikitext2", 9), (model, "wikitext2", 4), (plain, "copa", 4)):
         with pytest.raises(ConfigError, match=f"stride={stride}"):
             evaluate_tasks(loaded, [tasks], stride=stride)
+
+
+def test_a_masked_language_model_has_no_likelihoods() -> None:
+    shape = {"layers": 1, "width": 16, "heads": 2, "positions": 16}
+    bert = longspan.init("bert", device="cpu", reading={"segment": 16}, **shape)
+    task = TaskModel(TaskConfig(base_family="bert", base=shape))
+    for model in (bert, TextModel(task.eval(), bert.tokenizer)):
+        with pytest.raises(ConfigError, match="next token"):
+            likelihoods(model, [("a", "b")])
+        with pytest.raises(ConfigError, match="next token"):
+            wikitext2(model, [{"text": "a", "words": 1}])
 
 
 def test_features_of_layers(model: TextModel, tmp_path: Path) -> None:

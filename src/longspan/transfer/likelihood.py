@@ -44,8 +44,7 @@ def likelihoods(model: TextModel, pairs: Sequence[tuple[str, str]], reading: Rea
     A model without memory reads the last tokens that fit into a segment.
     """
     language_model, reading = model.model, reading or model.reading
-    if not language_model.predicts_next:
-        raise ConfigError("likelihoods need a model that predicts the next token, and this family does not")
+    _require_likelihoods(language_model)
     texts = [to_bytes(text) for pair in pairs for text in pair]
     encoded = model.tokenizer.encode_many(texts, "the task", partial=True)
     first = model.first_token().astype(np.int64)
@@ -66,6 +65,11 @@ def likelihoods(model: TextModel, pairs: Sequence[tuple[str, str]], reading: Rea
         scored = _score(language_model, [rows[k] for k in chosen], [sizes[k] for k in chosen], reading)
         found |= dict(zip(chosen, scored, strict=True))
     return [found[k] for k in range(len(rows))]
+
+
+def _require_likelihoods(model: LanguageModel) -> None:
+    if not model.predicts_next:
+        raise ConfigError("likelihoods need a model that predicts the next token, and this family does not")
 
 
 def _score(model: LanguageModel, rows: list[Ids], sizes: list[int], reading: Reading) -> list[Likelihood]:
@@ -151,6 +155,7 @@ def wikitext2(
     A family without memory reads windows of a segment, and `stride` tokens of each are scored. Default: half of them.
     """
     reading = reading or model.reading
+    _require_likelihoods(model.model)
     step = find_stride(model.model, reading, stride)
     texts, first = [to_bytes(row["text"]) for row in rows], model.first_token()
     encoded = model.tokenizer.encode_many(texts, "the task", partial=True)

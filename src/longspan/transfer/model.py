@@ -141,6 +141,10 @@ class TaskModel(LanguageModel):
         return self.base.causal and getattr(self.base.config, "causal", True)
 
     @property
+    def predicts_next(self) -> bool:  # type: ignore[override]
+        return self.base.predicts_next
+
+    @property
     def classify_at(self) -> Literal["first", "last"]:  # type: ignore[override]
         return self.base.classify_at
 

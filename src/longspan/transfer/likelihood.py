@@ -18,6 +18,7 @@ from longspan.scoring.losses import check_stride
 from longspan.scoring.score import score
 from longspan.text_model import TextModel
 from longspan.tokenizers.text import to_bytes
+from longspan.transfer.batches import by_length
 from longspan.transfer.tasks.opened import rows_of
 from longspan.transfer.tasks.packed import install
 
@@ -25,7 +26,7 @@ Ids = NDArray[np.int64]
 NEUTRAL = "This is a sentence."
 """Before a sentence of BLiMP."""
 LOGITS = {"cpu": 2**22, "cuda": 2**30}
-"""Logits of a batch."""
+"""The most logits of a batch, padding included."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,8 @@ def likelihoods(model: TextModel, pairs: Sequence[tuple[str, str]], reading: Rea
         rows.append(ids[-limit:])
         sizes.append(min(len(continuation), limit - 1))
     found: dict[int, Likelihood] = {}
-    most = LOGITS.get(model.device.type, 2**22) // language_model.config.vocabulary
-    order = np.argsort([len(row) for row in rows], kind="stable").tolist()
-    while order:
-        longest, count = len(rows[order[-1]]), 1
-        while count < len(order) and (count + 1) * longest <= most:
-            count += 1
-        order, chosen = order[:-count], order[-count:]
+    tokens = LOGITS.get(model.device.type, LOGITS["cpu"]) // language_model.config.vocabulary
+    for chosen in by_length([len(row) for row in rows], tokens):
         scored = _score(language_model, [rows[k] for k in chosen], [sizes[k] for k in chosen], reading)
         found |= dict(zip(chosen, scored, strict=True))
     return [found[k] for k in range(len(rows))]
@@ -81,18 +77,17 @@ def _score(model: LanguageModel, rows: list[Ids], sizes: list[int], reading: Rea
         padded[k, : len(row)] = row
         counted[k, len(row) - 1 - size : len(row) - 1] = True
     ids, mask = torch.from_numpy(padded).to(device), torch.from_numpy(counted).to(device)
+    segments = zip(*(part.split(reading.segment, dim=1) for part in (ids[:, :-1], ids[:, 1:], mask)), strict=True)
     total = torch.zeros(len(rows), dtype=torch.float64, device=device)
     greedy = torch.ones(len(rows), dtype=torch.bool, device=device)
     with torch.inference_mode():
         state = model.initial_state(len(rows), reading, trainable=False)
-        for begin in range(0, width - 1, reading.segment):
-            tokens, here = ids[:, begin : min(begin + reading.segment, width - 1)], mask[:, begin:]
-            targets, here = ids[:, begin + 1 :][:, : tokens.shape[1]], here[:, : tokens.shape[1]]
+        for tokens, targets, scored in segments:
             logits, state = model(tokens, state)
             logits = logits.float()
-            chosen = logits.gather(-1, targets[..., None])[..., 0] - logits.logsumexp(-1)
-            total += torch.where(here, chosen, 0.0).double().sum(1)
-            greedy &= ((logits.argmax(-1) == targets) | ~here).all(1)
+            log_probabilities = logits.gather(-1, targets[..., None])[..., 0] - logits.logsumexp(-1)
+            total += torch.where(scored, log_probabilities, 0.0).double().sum(1)
+            greedy &= ((logits.argmax(-1) == targets) | ~scored).all(1)
     return [Likelihood(*values) for values in zip(total.tolist(), greedy.tolist(), strict=True)]
 
 

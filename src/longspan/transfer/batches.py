@@ -74,7 +74,7 @@ class ExampleBatches:
         self.fingerprint, self.name = fingerprint, name
         self.passes, self.index, self.position = 0, 0, 0
         self.lengths = np.array([example.length for example in self.examples])
-        self.ids = range(int(self.lengths.sum()) + 1)
+        self.ids = range(int(self.lengths.sum()) + 1)  # the preflight asks for its length
         self._order: tuple[int, NDArray[np.int64]] | None = None
 
     @property

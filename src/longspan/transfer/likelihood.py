@@ -111,7 +111,7 @@ def blimp(model: TextModel, rows: Sequence[dict[str, Any]], reading: Reading | N
 def _paradigms(
     model: TextModel, rows: Sequence[dict[str, Any]], before: tuple[str, str], reading: Reading | None
 ) -> dict[str, float]:
-    """The accuracy of every paradigm of BLiMP, after a context and what stands between it and a sentence."""
+    """The accuracy of every paradigm of BLiMP. `before` is the context, and what separates it from a sentence."""
     context, between = before
     pairs = [(context, between + row[key]) for row in rows for key in ("good", "bad")]
     found = likelihoods(model, pairs, reading)
@@ -196,7 +196,7 @@ def evaluate_tasks(
     stride: int | None = None,
     announce: Callable[[str], object] = lambda _: None,
 ) -> dict[str, dict[str, Any]]:
-    """The scores of some tasks, as `task` or `task/split`. `limit` uses only so many evenly spaced rows of each.
+    """The scores of some tasks, as `task` or `task/split`. `limit` is the most rows of each, evenly spaced.
     `stride` is that of `wikitext2`. `announce` gets a line before each."""
     chosen = list(tasks)
     if not chosen:

@@ -6,8 +6,9 @@
 
 `--models` is a folder with one run per system. `--scratch` adds a control of every row with new weights. A seed that
 has a result is not run again, so a stopped command continues, and `--minutes` stops it. `--group ablations` are those
-of ULMFiT, `--group features` BERT's layers as features. Every row is one `longspan finetune` command, and the results
-are in DIR/results.json.
+of ULMFiT, `--group features` BERT's layers as features. Every row is one `longspan finetune` command; where `ulmfit`
+and `ulmfit-backward` are both finished, `ulmfit-ensemble` has the mean of their probabilities, as `longspan predict
+--with` computes it. The results are in DIR/results.json.
 """
 
 import argparse
@@ -21,14 +22,14 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from longspan.device import find_device
-from longspan.transfer.predict import load_predictor
+from longspan.transfer.predict import Ensemble, load_predictor
 from longspan.transfer.results import RESULT
 from longspan.transfer.tasks import open_task
 
@@ -41,10 +42,12 @@ class System:
     """The name of its run below `--models`."""
     settings: tuple[str, ...] = ("training.lr=3e-4",)
     recipe: str = "finetune"
+    from_scratch: bool = False
 
 
 ELMO = ("training.lr=1e-3", "model.frozen=true", "model.features=mix")
 ULMFIT = System("ulmfit", (), "finetune-ulmfit")
+EQUAL_RATES, NO_UNFREEZING = "training.layer_decay=1.0", "training.unfreeze_every=0"
 FROZEN = ("training.lr=1e-3", "model.frozen=true", "model.crf=200")
 SYSTEMS = {
     "gpt": System("gpt", ("training.lr=3e-4", "model.lm_weight=0.5")),
@@ -54,18 +57,25 @@ SYSTEMS = {
     "longspan-xl": System("longspan-xl"),
     "elmo": System("elmo", (*ELMO, "model.pooling=concat")),
     "ulmfit": ULMFIT,
+    "ulmfit-backward": System("ulmfit-backward", ("model.reverse=true",), "finetune-ulmfit"),
 }
+DIRECTIONS, ENSEMBLE = ("ulmfit", "ulmfit-backward"), "ulmfit-ensemble"
+NOT_CLASSES = ("conll2003", "sts-b")
+"""Tasks without probabilities of classes, so without an ensemble. A backward model is for the ensemble only."""
 TAGGERS = {
     "elmo": System("elmo", (*ELMO, "model.crf=200")),
     "ulmfit": System("awd-lstm", ("model.hidden=0",), "finetune-ulmfit"),
 }
 """Other settings for tags. ULMFiT's hidden layer is for whole texts, and its text of film reviews is not for news."""
 ABLATIONS = {
+    "ulmfit": ULMFIT,
+    "ulmfit-from-scratch": replace(ULMFIT, settings=(EQUAL_RATES, NO_UNFREEZING), from_scratch=True),
     "ulmfit-no-lm-tuning": replace(ULMFIT, model="awd-lstm"),
     "ulmfit-no-wikipedia": replace(ULMFIT, model="ulmfit-no-wikipedia"),
-    "ulmfit-no-unfreezing": replace(ULMFIT, settings=("training.unfreeze_every=0",)),
-    "ulmfit-no-discriminative-rates": replace(ULMFIT, settings=("training.layer_decay=1.0",)),
+    "ulmfit-no-unfreezing": replace(ULMFIT, settings=(NO_UNFREEZING,)),
+    "ulmfit-no-discriminative-rates": replace(ULMFIT, settings=(EQUAL_RATES,)),
 }
+"""Howard & Ruder 2018, section 5. New weights have nothing to protect, so they are all trained at the same rate."""
 FEATURES = {
     f"bert-{name}": System("bert", (*FROZEN, f"model.features={name}"))
     for name in ("embedding", "second-to-last", "last", "sum", "sum-last-four", "concat-last-four")
@@ -93,7 +103,10 @@ class Row:
         return sorted((given.out / self.task / self.name).glob(f"seed-*/{RESULT}"))
 
     def command(self, given: argparse.Namespace, seed: int | None = None) -> list[str]:
-        """The command of all seeds, or of one."""
+        """The command of all seeds, or of one; for an ensemble, that of one seed with the rows of a file."""
+        if self.system == ENSEMBLE:
+            forward, backward = (str(Row(name, self.task, False).folder(given, seed or 1)) for name in DIRECTIONS)
+            return ["predict", forward, "--with", backward, "--data", "FILE"]
         system = system_of(self.system, self.task, given)
         words = [str(given.models / system.model), "--task", self.task, "--recipe", system.recipe]
         if seed is None:
@@ -108,7 +121,7 @@ class Row:
             settings.append("training.segment=512")  # longer segments: fewer steps for the same text
         for setting in [*settings, *given.set]:
             words += ["--set", setting]
-        return ["finetune", *words, *(["--from-scratch"] if self.scratch else [])]
+        return ["finetune", *words, *(["--from-scratch"] if self.scratch or system.from_scratch else [])]
 
 
 def system_of(name: str, task: str, given: argparse.Namespace) -> System:
@@ -119,10 +132,17 @@ def system_of(name: str, task: str, given: argparse.Namespace) -> System:
 def rows(given: argparse.Namespace) -> Iterator[Row]:
     for task in given.tasks.split(","):
         for name in chosen(given):
-            if (given.models / system_of(name, task, given).model).is_dir():
-                yield Row(name, task, False)
-                if given.scratch:
-                    yield Row(name, task, True)
+            system = system_of(name, task, given)
+            if not (given.models / system.model).is_dir() or (name == DIRECTIONS[1] and task in NOT_CLASSES):
+                continue
+            yield Row(name, task, False)
+            if given.scratch and not system.from_scratch:
+                yield Row(name, task, True)
+
+
+def ensembles(given: argparse.Namespace) -> Iterator[Row]:
+    if set(DIRECTIONS) <= set(chosen(given)):
+        yield from (Row(ENSEMBLE, task, False) for task in given.tasks.split(",") if task not in NOT_CLASSES)
 
 
 def chosen(given: argparse.Namespace) -> list[str]:
@@ -158,6 +178,24 @@ def run(row: Row, seed: int, given: argparse.Namespace, until: float) -> str:
     return lines[-1][:300] if process.returncode and lines else ""
 
 
+def score_ensemble(row: Row, seed: int, given: argparse.Namespace) -> None:
+    """Score both directions together, if both have a result and this was not done for the same weights and rows."""
+    folders = [Row(name, row.task, False).folder(given, seed) for name in DIRECTIONS]
+    if not all((folder / RESULT).exists() for folder in folders):
+        return
+    scored_on = [json.loads((folder / RESULT).read_text())["scored_on"] for folder in folders]
+    result = row.folder(given, seed) / RESULT
+    if result.exists() and json.loads(result.read_text())["scored_on"] == scored_on:
+        return
+    both = Ensemble([load_predictor(folder, device=find_device("auto")) for folder in folders])
+    data = open_task(row.task, given.source)
+    found: dict[str, Any] = {"metric": data.task.metric, "scored_on": scored_on, "dev": both.evaluate(data.dev)}
+    if data.has_test and (examples := data.test())[0].label is not None:
+        found["test"] = both.evaluate(examples)
+    result.parent.mkdir(parents=True, exist_ok=True)
+    result.write_text(json.dumps(found, indent=1) + "\n")
+
+
 def collect(row: Row, given: argparse.Namespace) -> dict[str, Any] | None:
     """Mean and standard deviation over the seeds that are finished; None if there are none."""
     every = [json.loads(path.read_text()) for path in row.results(given)]
@@ -180,7 +218,10 @@ def run_all(given: argparse.Namespace) -> tuple[list[dict[str, Any]], list[str]]
     with ThreadPoolExecutor(given.jobs) as pool:
         errors = list(pool.map(lambda job: run(*job, given, until), jobs))
     failed = [f"{row.task} {row.name} seed {seed}: {e}" for (row, seed), e in zip(jobs, errors, strict=True) if e]
-    return [found for row in rows(given) if (found := collect(row, given))], failed
+    for row, seed in [] if given.report else product(ensembles(given), range(1, given.seeds + 1)):
+        if time.monotonic() < until:
+            score_ensemble(row, seed, given)
+    return [found for row in chain(rows(given), ensembles(given)) if (found := collect(row, given))], failed
 
 
 def table(found: list[dict[str, Any]]) -> str:

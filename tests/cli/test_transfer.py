@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from longspan.transfer.batches import ExampleBatches
+from longspan.transfer.tasks import KNOWN
 from tests.transfer.conftest import sentences, write
 
 from .conftest import Cli
@@ -43,6 +44,18 @@ def test_finetune_predict_and_embed(cli: Cli, model: Path, tmp_path: Path, monke
     assert np.load("f.npy").shape == (2, 32)
     # A fine-tuned model is still a language model.
     assert cli("eval", "run", "--data", "moods/test.jsonl", "--json").code == 0
+
+
+def test_known_tasks_are_listed_and_installed_ones_marked(cli: Cli, tmp_path: Path) -> None:
+    known = cli("data", "list", "--json").json["tasks"]
+    assert {row["name"] for row in known} == set(KNOWN)
+    assert not any(row["installed"] for row in known)
+    (tmp_path / "cache" / "tasks" / "sst2").mkdir(parents=True)
+    assert [row["name"] for row in cli("data", "list", "--json").json["tasks"] if row["installed"]] == ["sst2"]
+    _, tasks = cli("data", "list").out.split("\ntasks:\n")
+    lines = {line[2:].split()[0]: line for line in tasks.split("\n\n")[0].splitlines()}
+    assert set(lines) == set(KNOWN)
+    assert [name for name, line in lines.items() if line.startswith("*")] == ["sst2"]
 
 
 def test_ctrl_c_saves_the_run_and_says_how_to_continue(

@@ -43,7 +43,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     return {name: tmp_path / f"{name}.jsonl" for name in rows}
 
 
-def nats(model: TextModel, text: str) -> np.ndarray:
+def nats(model: TextModel, text: str | bytes) -> np.ndarray:
     found = model.score(text).losses
     assert found is not None
     return found.astype(np.float64)
@@ -61,6 +61,22 @@ def test_scores_equal_ours(model: TextModel, files: dict[str, Path]) -> None:
     total = sum(nats(model, "\n" + text).sum() for text in TEXTS)
     size = sum(len(text.encode()) for text in TEXTS)
     assert results["wikitext"]["bits_per_byte,none"] == pytest.approx(total / size / math.log(2), rel=1e-6)
+
+
+def test_without_memory_texts_are_read_in_the_windows_of_lm_eval(files: dict[str, Path]) -> None:
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+    from longspan.interop.lm_eval import evaluate
+
+    values = {"vocabulary": 256, "layers": 1, "width": 16, "heads": 2, "segment": 16}
+    model = TextModel(build("vanilla", values), ByteTokenizer())
+    found = evaluate(model, [f"wikitext={files['wikitext']}"])["results"]["wikitext"]["bits_per_byte,none"]
+    total = 0.0
+    for data in (text.encode() for text in TEXTS):
+        for window in get_rolling_token_windows(list(data), 10, 16, 1):
+            context, new = make_disjoint_window(window)
+            total += nats(model, bytes([*context, *new]))[-len(new) :].sum()
+    assert found == pytest.approx(total / sum(len(text.encode()) for text in TEXTS) / math.log(2), rel=1e-6)
 
 
 def test_generation_stops_before_the_first_stop_string(model: TextModel) -> None:

@@ -48,10 +48,10 @@ def collect(chunks: Iterable[Chunk], count: int) -> np.ndarray:
     return out
 
 
-def losses_one_by_one(model: LanguageModel, ids: np.ndarray, context: int) -> list[float]:
-    """The loss of every target from an empty state and at most `context` tokens before it."""
+def losses_one_by_one(model: LanguageModel, ids: np.ndarray, contexts: list[int]) -> list[float]:
+    """The loss of every target from an empty state and at most so many tokens before it."""
     found = []
-    for place in range(1, len(ids)):
+    for place, context in enumerate(contexts, start=1):
         seen = torch.from_numpy(ids[max(0, place - context) : place].astype(np.int64))[None]
         with torch.no_grad():
             logits, _ = model(seen, model.initial_state(1))
@@ -87,7 +87,20 @@ def test_streams_are_independent_and_cover_every_target_once(model: LanguageMode
 def test_a_sliding_window_ends_at_every_target(model: LanguageModel, segment: int, batch: int | None) -> None:
     ids = make_ids(40)
     found = collect(sliding_losses(model, ids, with_segment(model, segment), batch=batch), 39)
-    np.testing.assert_allclose(found, losses_one_by_one(model, ids, segment), atol=1e-6)
+    np.testing.assert_allclose(found, losses_one_by_one(model, ids, [segment] * 39), atol=1e-6)
+
+
+@pytest.mark.parametrize(("segment", "stride"), [(7, 3), (8, 4), (7, 7), (100, 50)])
+@pytest.mark.parametrize("batch", [None, 1, 3])
+def test_a_stride_scores_the_last_tokens_of_every_window(
+    model: LanguageModel, segment: int, stride: int, batch: int | None
+) -> None:
+    """Token by token, from the beginning of the first window that has it. The last window ends with the text."""
+    ids = make_ids(40)
+    windows = [(end - segment, end) for end in (*range(segment, 39, stride), 39) if end >= segment] or [(0, 39)]
+    contexts = [k + 1 - next(begin for begin, end in windows if k < end) for k in range(39)]
+    found = collect(sliding_losses(model, ids, with_segment(model, segment), stride=stride, batch=batch), 39)
+    np.testing.assert_allclose(found, losses_one_by_one(model, ids, contexts), atol=1e-6)
 
 
 def test_a_document_starts_with_an_empty_memory(model: LanguageModel) -> None:

@@ -95,6 +95,14 @@ def test_streams_need_the_method_stream(method: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("method", "stride", "words"), [("stream", 3, "stream"), ("sliding", 7, "6"), ("sliding", 0, "6")]
+)
+def test_a_stride_needs_a_window(method: Any, stride: int, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"stride={stride}.*{words}"):
+        score(make_model(memory=9), IDS, method=method, stride=stride)
+
+
+@pytest.mark.parametrize(
     ("method", "suggestion"), [("sldiing", "'sliding'"), ("foo", "dynamic, sliding, stream"), ("", "")]
 )
 def test_an_unknown_method_is_refused(method: Any, suggestion: str) -> None:

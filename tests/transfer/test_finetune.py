@@ -20,7 +20,7 @@ from longspan.training.observer import Observer
 from longspan.training.processes import ALONE
 from longspan.training.recipe import TrainingConfig
 from longspan.training.schedules import lr_factor
-from longspan.transfer.batches import ExampleBatches, rounded
+from longspan.transfer.batches import ExampleBatches, by_length, rounded
 from longspan.transfer.finetune import finetune, finetune_once, resolve, watchers
 from longspan.transfer.formats import Sequences
 from longspan.transfer.model import TaskConfig, TaskModel
@@ -100,6 +100,11 @@ def test_few_lengths() -> None:
     assert ((found >= lengths) & (found - lengths < np.maximum(16, lengths / 4))).all()
     assert len(set(found.tolist())) == 28  # 8 up to 128, then four per power of 2
     assert all(rounded(int(length)) == length for length in set(found.tolist()))
+
+
+def test_batches_of_similar_length() -> None:
+    assert list(by_length([3, 9, 2, 3, 4], 8)) == [[2, 0], [3, 4], [1]]  # 9 tokens are a batch alone
+    assert list(by_length([], 8)) == []
 
 
 def best_examples(out: Path) -> list[Any]:
@@ -218,6 +223,7 @@ REFUSED = [
     ("gpt", "training=3", "training"),
     ("awd-lstm", "model.features=mix", "one width"),
     ("awd-lstm", "model.features=sum-last-four", "one width"),
+    ("gpt", "model.features=concat-last-four", "4 layers.*2 layers"),
 ]
 BASES: dict[str, dict[str, Any]] = {"gpt": {"heads": 2}, "bert": {"heads": 2}, "elmo": {"filters": [[1, 8]]}}
 

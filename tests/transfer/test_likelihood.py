@@ -26,6 +26,7 @@ from longspan.transfer.likelihood import (
     spaced,
     wikitext2,
 )
+from longspan.transfer.model import TaskConfig, TaskModel
 from longspan.transfer.tasks.wikitext import articles
 
 LONG = "It was late, and the lamp was out. " * 3
@@ -114,6 +115,34 @@ def test_wikitext_as_prose(model: TextModel) -> None:
     assert found["bits_per_byte"] == pytest.approx(sum(nats) / math.log(2) / size, rel=1e-5)
 
 
+def test_wikitext_without_memory_is_read_in_windows(model: TextModel) -> None:
+    plain = longspan.init("vanilla", layers=1, width=16, heads=2, reading={"segment": 8}, device="cpu")
+    rows, nats = [{"text": "abcdefghijklmno", "words": 3}], 0.0
+    found = wikitext2(plain, rows)
+    for text, new in (("\nabcdefgh", 8), ("defghijkl", 4), ("ghijklmno", 3)):
+        nats += float(plain.score(text).losses[-new:].sum())
+    assert found["stride"] == 4
+    assert math.log(found["perplexity"]) * 3 == pytest.approx(nats, rel=1e-5)
+    every = wikitext2(plain, rows, stride=1)
+    assert math.log(every["perplexity"]) * 3 == pytest.approx(plain.score("\nabcdefghijklmno").losses.sum(), rel=1e-5)
+    assert every["perplexity"] != found["perplexity"]
+    assert "stride" not in wikitext2(model, rows)
+    for loaded, tasks, stride in ((plain, "wikitext2", 9), (model, "wikitext2", 4), (plain, "copa", 4)):
+        with pytest.raises(ConfigError, match=f"stride={stride}"):
+            evaluate_tasks(loaded, [tasks], stride=stride)
+
+
+def test_a_masked_language_model_has_no_likelihoods() -> None:
+    shape = {"layers": 1, "width": 16, "heads": 2, "positions": 16}
+    bert = longspan.init("bert", device="cpu", reading={"segment": 16}, **shape)
+    task = TaskModel(TaskConfig(base_family="bert", base=shape))
+    for model in (bert, TextModel(task.eval(), bert.tokenizer)):
+        with pytest.raises(ConfigError, match="next token"):
+            likelihoods(model, [("a", "b")])
+        with pytest.raises(ConfigError, match="next token"):
+            wikitext2(model, [{"text": "a", "words": 1}])
+
+
 def test_features_of_layers(model: TextModel, tmp_path: Path) -> None:
     hidden = model.hidden_states(LONG)
     for layer, wanted in (("0", hidden[0]), ("last", hidden[-1]), ("-2", hidden[-2]), ("sum", hidden[1] + hidden[2])):
@@ -126,7 +155,7 @@ def test_features_of_layers(model: TextModel, tmp_path: Path) -> None:
         "0": (1, 32),
         "1": (2, 32),
     }
-    for bad in ({"layer": "9"}, {"layer": "lats"}, {"pooling": "max"}):
+    for bad in ({"layer": "9"}, {"layer": "lats"}, {"layer": "sum-last-four"}, {"pooling": "max"}):
         with pytest.raises(ConfigError):
             embed(model, ["a"], **bad)
     with pytest.raises(ConfigError, match="npz"):

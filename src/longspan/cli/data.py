@@ -15,29 +15,38 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, fetch
 
 @app.command("list")
 def list_known(json: Json = False) -> None:
-    """List the corpora that can be used by name. Any file or folder can be used as well."""
+    """List the corpora and tasks that can be used by name. Any file or folder can be used as well."""
     from longspan.data import list_corpora
+    from longspan.transfer.tasks import list_tasks
 
-    rows = list_corpora()
+    corpora, tasks = list_corpora(), list_tasks()
     if json:
-        print_json({"corpora": [asdict(row) for row in rows]})
+        print_json({"corpora": [asdict(row) for row in corpora], "tasks": [asdict(row) for row in tasks]})
         return
-    width = max(len(row.name) for row in rows)
-    for row in rows:
+    width = max(len(name) for name in [row.name for row in corpora] + [task.name for task in tasks])
+    print("corpora:")
+    for row in corpora:
         size = f"{row.bytes:>13,}" if row.bytes else f"{'':>13}"
-        mark = "*" if row.installed else " "
-        print(f"{mark} {row.name:<{width}} {size}  {row.title}; {row.tokenizer}; {row.licence}")
-    print("\n* is installed; `longspan data get NAME` fetches the others")
+        print(f"{_mark(row.installed)} {row.name:<{width}} {size}  {row.title}; {row.tokenizer}; {row.licence}")
+    print("\ntasks:")
+    for task in tasks:
+        only = "" if task.trainable else "; for evaluate-tasks only"
+        print(f"{_mark(task.installed)} {task.name:<{width}}  {task.title}{only}")
+    print("\n* is installed; `longspan data get NAME` fetches the others (tasks need `--from FOLDER`)")
+
+
+def _mark(installed: bool) -> str:
+    return "*" if installed else " "
 
 
 @app.command("get")
 def get(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name listed by `longspan data list`, or a task.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name listed by `longspan data list`.")],
     source: Annotated[
         str | None, typer.Option("--from", metavar="FILE", help="Use this file, folder, archive or URL.")
     ] = None,
 ) -> None:
-    """Fetch a corpus, verify its SHA-256 and install it in the cache. An interrupted download is resumed."""
+    """Fetch a corpus or a task, verify its SHA-256 and install it in the cache. An interrupted download is resumed."""
     from longspan.data import CORPORA, get
     from longspan.transfer.tasks import KNOWN, install
 

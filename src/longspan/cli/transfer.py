@@ -159,6 +159,10 @@ def evaluate_tasks(
     limit: Annotated[int | None, typer.Option("--limit", help="Use this many evenly spaced rows of each task.")] = None,
     memory: Annotated[int | None, typer.Option("--memory", help="Earlier positions to attend to.")] = None,
     pointer: Annotated[int | None, typer.Option("--pointer", help="Earlier positions to copy from.")] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option("--stride", help="Tokens of wikitext2 to score per window, without memory. Default: half of it."),
+    ] = None,
     json: Json = False,
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
@@ -173,7 +177,7 @@ def evaluate_tasks(
     note_bundled(model)
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     found = evaluate_tasks(
-        loaded, names, source=source, limit=limit, announce=lambda line: print(line, file=sys.stderr)
+        loaded, names, source=source, limit=limit, stride=stride, announce=lambda line: print(line, file=sys.stderr)
     )
     if json:
         print_json(found)

@@ -36,7 +36,8 @@ class LongspanLM(TemplateLM):  # type: ignore[misc]
     """A TextModel for lm-eval.
 
     A text without context begins with a newline, or with the token that ends documents. Rolling likelihoods are read
-    as one stream through memory, not in windows.
+    as one stream through memory; without memory, in windows of a segment that do not overlap, as lm-eval's own models
+    read them.
     """
 
     def __init__(self, model: TextModel, *, batch_size: int = 8) -> None:
@@ -97,10 +98,11 @@ class LongspanLM(TemplateLM):  # type: ignore[misc]
                 yield total, bool((scores.argmax(-1) == wanted).all())
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:  # noqa: ARG002
-        totals = []
+        model, totals = self.model.model, []
+        stride = 1 if model.has_memory() else model.reading.segment
         for request in requests:
             ids = np.array([self.eot_token_id, *self.tok_encode(request.args[0])], self.model.tokenizer.dtype)
-            found = score(self.model.model, ids) if len(ids) > 1 else None
+            found = score(model, ids, stride=stride) if len(ids) > 1 else None
             totals.append(0.0 if found is None else -found.nats * found.scored)
         return totals
 

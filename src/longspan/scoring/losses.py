@@ -99,30 +99,52 @@ def stream_losses(
 
 
 def sliding_losses(
-    model: LanguageModel, ids: Ids, reading: Reading, *, batch: int | None = None, starts: Starts | None = None
+    model: LanguageModel,
+    ids: Ids,
+    reading: Reading,
+    *,
+    stride: int = 1,
+    batch: int | None = None,
+    starts: Starts | None = None,
 ) -> Iterator[Chunk]:
-    """Every loss with exactly `reading.segment` tokens before it (fewer near the beginning), from an empty state.
+    """Every loss from a window of `reading.segment` tokens and an empty state, of which the last `stride` are scored;
+    of the first window, all.
 
-    This is the best evaluation of a model without memory: one window per token, of which only the last position is
-    scored. No window crosses the start of its document.
+    One window per token is the best evaluation of a model without memory: every loss has `segment` tokens before it.
+    With a longer stride it has at least segment - stride + 1, and the work is `stride` times less. The last window ends
+    with the text. No window crosses the start of its document.
     """
     total, segment = check_text(model, ids), reading.segment
+    check_stride(stride, reading)
     device = next(model.parameters()).device
-    batch = batch or max(1, (65536 if device.type == "cuda" else 8192) // segment)
+    batch = batch or _windows_at_once(device, segment, stride * model.config.vocabulary)
     with torch.inference_mode():
         positions = np.arange(min(segment, total))[None]
         tokens, targets = _tensor(ids[positions], device), _tensor(ids[positions + 1], device)
         state = model.initial_state(1, reading, trainable=False)
         losses, _ = model.losses(tokens, targets, state, _starts_at(positions, starts, device))
     yield Chunk(0, losses[0].float().cpu().numpy())
-    for begin in range(segment, total, batch):
-        rows = min(batch, total - begin)
-        positions = begin - segment + 1 + np.arange(rows)[:, None] + np.arange(segment)
-        tokens, targets = _tensor(ids[positions], device), _tensor(ids[positions[:, -1:] + 1], device)
+    for begin in range(segment, total, batch * stride):
+        ends = np.minimum(np.arange(begin, min(begin + batch * stride, total), stride) + stride, total)
+        positions = ends[:, None] - segment + np.arange(segment)
+        tokens, targets = _tensor(ids[positions], device), _tensor(ids[positions[:, -stride:] + 1], device)
         with torch.inference_mode():
-            state = model.initial_state(rows, reading, trainable=False)
-            losses, _ = model.losses(tokens, targets, state, _starts_at(positions, starts, device), last=1)
-        yield Chunk(begin, losses[:, 0].float().cpu().numpy())
+            state = model.initial_state(len(ends), reading, trainable=False)
+            losses, _ = model.losses(tokens, targets, state, _starts_at(positions, starts, device), last=stride)
+        values = losses.float().cpu().numpy()
+        new = int(ends[-1]) - begin - (len(ends) - 1) * stride  # of the last window, which may overlap more
+        yield Chunk(begin, np.concatenate([values[:-1].ravel(), values[-1, -new:]]))
+
+
+def check_stride(stride: int, reading: Reading) -> None:
+    if not 1 <= stride <= reading.segment:
+        raise ConfigError(f"stride={stride} must be between 1 and {reading.segment}, the tokens of a window")
+
+
+def _windows_at_once(device: torch.device, segment: int, logits: int) -> int:
+    """How many windows of `segment` tokens and so many logits are read together."""
+    tokens, most = (65536, 2**30) if device.type == "cuda" else (8192, 2**26)
+    return max(1, min(tokens // segment, most // logits))
 
 
 def check_text(model: LanguageModel, ids: Ids) -> int:

@@ -40,6 +40,8 @@ class Score:
     """The words of the text, separated by whitespace."""
     losses: NDArray[np.float32] | None = None
     """`losses[k]` is the loss of token k + 1 given the tokens up to k, in nats. None unless requested."""
+    stride: int = 1
+    """Tokens that are scored per sliding window."""
 
     @property
     def bits(self) -> float:
@@ -76,6 +78,7 @@ def score(
     *,
     method: Method | None = None,
     streams: int = 1,
+    stride: int = 1,
     documents: bool = True,
     losses: NDArray[np.float32] | bool = False,
     dynamics: Dynamics | None = None,
@@ -88,7 +91,8 @@ def score(
 
     `method` is "stream" (state carried from segment to segment), "sliding" (a full window before every token) or
     "dynamic" (a stream whose weights learn from every segment after it was scored; they are restored afterwards).
-    `streams` cuts the text into parts that are read in parallel.
+    `streams` cuts the text into parts that are read in parallel. `stride` is how many tokens are scored per sliding
+    window: the more, the faster, with fewer tokens before each.
     `losses` requests every token's loss, or is the array to write them to. `precision` is the dtype of matrix products.
     """
     reading, streams = reading or model.reading, convert(int, streams, "streams")
@@ -96,13 +100,16 @@ def score(
     method = default_method(model, reading) if method is None else convert(Method, method, "method")
     if streams != 1 and method != "stream":
         raise ConfigError(f"streams={streams} needs method='stream'; use streams=1 with {method!r}")
+    stride = convert(int, stride, "stride")
+    if stride != 1 and method != "sliding":
+        raise ConfigError(f"stride={stride} needs method='sliding'; leave it out with {method!r}")
     ids, starts = (text, None) if isinstance(text, np.ndarray) else (text.ids, _later(text.starts))
     starts = starts if documents else None
     total = check_text(model, ids)
     out = np.empty(total, np.float32) if losses is True else losses if isinstance(losses, np.ndarray) else None
     chunks: Iterator[Chunk]
     if method == "sliding":
-        chunks = sliding_losses(model, ids, reading, starts=starts)
+        chunks = sliding_losses(model, ids, reading, stride=stride, starts=starts)
     elif method == "dynamic":
         chunks = dynamic_losses(model, ids, reading, starts=starts, dynamics=dynamics, precision=precision)
     else:
@@ -123,7 +130,7 @@ def score(
     size, words = None, None
     if isinstance(text, Encoded):
         size, words = scored if text.tokenizer.unit == "byte" else text.bytes, text.words
-    return Score(scored, nats / scored, method, reading, streams, pace.seconds, speed, size, words, out)
+    return Score(scored, nats / scored, method, reading, streams, pace.seconds, speed, size, words, out, stride)
 
 
 def _later(starts: Starts) -> Starts | None:

@@ -1,6 +1,6 @@
 """Batches of a task's examples, as the training loop reads them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,19 @@ def rounded(length: int) -> int:
     Every new length costs time on a GPU, for example the capture of a CUDA graph."""
     step = max(MULTIPLE, 2 ** ((length - 1).bit_length() - 3))
     return -(-length // step) * step
+
+
+def by_length(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
+    """Batches of indices, the shortest first. Padded to its longest item, a batch has at most `tokens` tokens, or it is
+    a single item."""
+    batch: list[int] = []
+    for k in np.argsort(lengths, kind="stable").tolist():
+        if batch and (len(batch) + 1) * lengths[k] > tokens:
+            yield batch
+            batch = []
+        batch.append(k)
+    if batch:
+        yield batch
 
 
 def collate(examples: Sequence[Sequences]) -> Batch:
@@ -61,7 +74,7 @@ class ExampleBatches:
         self.fingerprint, self.name = fingerprint, name
         self.passes, self.index, self.position = 0, 0, 0
         self.lengths = np.array([example.length for example in self.examples])
-        self.ids = range(int(self.lengths.sum()) + 1)
+        self.ids = range(int(self.lengths.sum()) + 1)  # the preflight asks for its length
         self._order: tuple[int, NDArray[np.int64]] | None = None
 
     @property

@@ -1,4 +1,4 @@
-"""Preflight of fine-tuning: combinations of task, model and settings that cannot work, found before any training."""
+"""Preflight of fine-tuning: refuses combinations of task, model and settings that cannot work, before any training."""
 
 import warnings
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from longspan.transfer.tasks import Example, TaskData
 
 
 def check_settings(recipe: Recipe) -> None:
-    """Settings of the classifier and of training that exclude each other, or that this model cannot use."""
+    """Refuse settings of the classifier and of training that exclude each other, or that this model cannot use."""
     model, training = recipe.model, recipe.training
     causal = outline(recipe.family, model).causal
     given = f"model.lm_weight={model.lm_weight}"
@@ -49,7 +49,7 @@ def tags_of(example: Example) -> tuple[str, ...]:
 
 
 def check_labels(data: TaskData, labels: Sequence[str]) -> None:
-    """Labels of training that nothing can be learned from, or that the metrics of the task do not fit."""
+    """Refuse training labels of a single class, and those that do not fit the metrics of the task."""
     name, kind, metrics = data.task.name, data.task.kind, data.task.metrics
     if kind in ("similarity", "choice"):
         return
@@ -67,7 +67,7 @@ def check_labels(data: TaskData, labels: Sequence[str]) -> None:
 
 
 def check_run(recipe: Recipe, out: Path, resume: str | None) -> None:
-    """Whether a run can start in a folder: with several seeds, the last one would otherwise fail after the others."""
+    """Refuse a folder in which a run cannot start. Of several seeds, the last would otherwise fail after the others."""
     if out.is_dir() and not launched():  # torchrun starts processes again, which then resume
         check_folder(out, resume)
     if (out / RECIPE).is_file():
@@ -75,7 +75,7 @@ def check_run(recipe: Recipe, out: Path, resume: str | None) -> None:
 
 
 def with_words(examples: Sequence[Sequences], longest: int | None, name: str) -> list[Sequences]:
-    """The examples that have something to learn: a sentence may be too long for any of its tags."""
+    """The examples with at least one tag: a sentence may be too long for any of its tags."""
     found = [example for example in examples if example.targets]
     short = f"model.longest or training.segment allows {counted(longest or 0, 'token')}"
     if not found:

@@ -6,7 +6,7 @@ from typing import Literal, TypeVar, get_args
 import torch
 from torch import nn
 
-from longspan.errors import ConfigError, UnknownNameError
+from longspan.errors import ConfigError, UnknownNameError, counted
 from longspan.shapes import Float, Tensor
 
 Features = Literal["last", "embedding", "second-to-last", "sum", "sum-last-four", "concat-last-four", "mix"]
@@ -30,13 +30,17 @@ class ScalarMix(nn.Module):
 
 
 def width_of(widths: Sequence[int], how: str) -> int:
-    """The width of the features, from those of the embedding and the layers. Sums need layers of one width."""
+    """The width of the features, from those of the embedding and the layers. Sums need layers of one width, and the
+    last four need four layers."""
     if how in ("last", "embedding", "second-to-last"):
         return {"last": widths[-1], "embedding": widths[0], "second-to-last": widths[-2]}[how]
     chosen = list(widths if how == "mix" else _added(widths, how))
     if len(set(chosen)) > 1:
         known = "embedding, last or second-to-last"
         raise ConfigError(f"features={how!r} needs layers of one width; this model has {chosen}; use {known}")
+    if how.endswith("-last-four") and len(chosen) < 4:
+        layers = counted(len(chosen), "layer")
+        raise ConfigError(f"features={how!r} needs at least 4 layers; this model has {layers}; use sum, last or mix")
     return chosen[0] * (len(chosen) if how == "concat-last-four" else 1)
 
 

@@ -18,6 +18,7 @@ from longspan import config
 from longspan.bundled import model_path
 from longspan.checkpoints.manifest import Verified
 from longspan.checkpoints.model_folder import TOKENIZER, Loaded, load_model, reading_of
+from longspan.contract import LanguageModel
 from longspan.device import find_device
 from longspan.errors import ConfigError
 from longspan.models.families import create, name_of, outline
@@ -203,33 +204,43 @@ def resolve(
     for table in ("model", "training"):
         if not isinstance(given.get(table, {}), dict):
             raise ConfigError(f"{table}={given[table]!r:.40} must be a table; set its keys, such as {table}.KEY=VALUE")
-    model, training = dict(given.get("model", {})), dict(given.get("training", {}))
-    batch = training.get("batch", 16)
-    limits = {"steps", "tokens", "seconds"} & set(changes.get("training", {}))
-    if epochs is not None and epochs <= 0:
-        raise ConfigError(f"epochs={epochs} must be above 0")
-    if epochs is not None and "steps" in limits:
-        raise ConfigError(f"epochs={epochs} and training.steps both set the length of the run; leave out one")
-    if isinstance(batch, int) and batch > 0 and (epochs is not None or not limits):
-        training["steps"] = max(1, round((epochs or EPOCHS) * -(-len(data.train) // batch)))
-    steps = training.get("steps")
-    if isinstance(steps, int):
-        training.setdefault("validate_every", max(1, -(-steps // VALIDATIONS)))
-        training.setdefault("save_every", max(1, -(-steps // SAVES)))
+    training = with_length(given.get("training", {}), set(changes.get("training", {})), data, epochs)
     reading = {k: v for k, v in reading_of(base.model).items() if k in ("segment", *SETTINGS) and k != "pointer"}
-    described = base.model.config
-    if isinstance(base.model, TaskModel):  # continue with the language model of another task
-        described, family = base.model.config.base_config, base.model.config.base_family
-    else:
-        family = name_of(base.model)
-    model |= {"family": "task", "base_family": family, "base": config.plain(described)}
-    model |= {"vocabulary": described.vocabulary, "task": data.task.name, **labels_of(data)}
-    values: dict[str, Any] = {**given, "model": model, "training": {"seed": seed, **reading, **training}}
-    values["data"] = {"corpus": str(Path(task).resolve()) if Path(task).is_dir() else data.task.name}
+    corpus = str(Path(task).resolve()) if Path(task).is_dir() else data.task.name
+    values: dict[str, Any] = {**given, "data": {"corpus": corpus}}
+    values["model"] = given.get("model", {}) | describe_base(base.model) | describe_task(data)
+    values["training"] = {"seed": seed, **reading, **training}
     made = build_recipe(values, f"finetune-{data.task.name}")
     if "cuda_graph" not in training and suits_graphs(made, device):
         made = dataclasses.replace(made, training=dataclasses.replace(made.training, cuda_graph=True))
     return made
+
+
+def with_length(
+    training: Mapping[str, Any], overridden: set[str], data: TaskData, epochs: float | None
+) -> dict[str, Any]:
+    """The training table with the steps of so many epochs, unless an override limits the run, and with intervals of
+    validation and saving that follow from the steps."""
+    limits = {"steps", "tokens", "seconds"} & overridden
+    if epochs is not None and epochs <= 0:
+        raise ConfigError(f"epochs={epochs} must be above 0")
+    if epochs is not None and "steps" in limits:
+        raise ConfigError(f"epochs={epochs} and training.steps both set the length of the run; leave out one")
+    values, batch = dict(training), training.get("batch", 16)
+    if isinstance(batch, int) and batch > 0 and (epochs is not None or not limits):
+        values["steps"] = max(1, round((epochs or EPOCHS) * -(-len(data.train) // batch)))
+    steps = values.get("steps")
+    if isinstance(steps, int):
+        values.setdefault("validate_every", max(1, -(-steps // VALIDATIONS)))
+        values.setdefault("save_every", max(1, -(-steps // SAVES)))
+    return values
+
+
+def describe_base(model: LanguageModel) -> dict[str, Any]:
+    """The keys of a TaskConfig that describe the wrapped model. Of a TaskModel, its language model is used again."""
+    base = model.base if isinstance(model, TaskModel) else model
+    shape = {"base_family": name_of(base), "base": config.plain(base.config)}
+    return {"family": "task", "vocabulary": base.config.vocabulary, **shape}
 
 
 def suits_graphs(recipe: Recipe, device: torch.device | str) -> bool:
@@ -240,10 +251,11 @@ def suits_graphs(recipe: Recipe, device: torch.device | str) -> bool:
     return on_gpu and not varies and outline(recipe.family, recipe.model).hints.graph_safe
 
 
-def labels_of(data: TaskData) -> dict[str, Any]:
+def describe_task(data: TaskData) -> dict[str, Any]:
     """The keys of a TaskConfig that follow from the task and its training labels."""
     task, gold = data.task, [example.label for example in data.train]
-    values: dict[str, Any] = {"kind": task.kind, "metrics": list(task.metrics), "texts": list(task.texts)}
+    values: dict[str, Any] = {"task": task.name, "kind": task.kind}
+    values |= {"metrics": list(task.metrics), "texts": list(task.texts)}
     if task.kind == "similarity":
         scores = [float(score) for score in gold]  # type: ignore[arg-type]
         return values | {"low": min(scores), "high": max(max(scores), min(scores) + 1e-6), "labels": []}

@@ -169,16 +169,28 @@ class Format:
 def shorten(texts: list[Ids], room: int) -> list[Ids]:
     """Texts that fit into `room` tokens together. The longest is shortened first; of a text that is cut, the first
     quarter and the end stay, because reviews give their verdict at the end (Sun et al. 2019)."""
-    sizes = [len(text) for text in texts]
-    while sum(sizes) > room:
-        excess, longest = sum(sizes) - room, max(sizes)
-        second = max([size for size in sizes if size < longest], default=0)
-        equal = sizes.count(longest)
-        cut = max(1, min(excess // equal, longest - second))
-        k = sizes.index(longest)
-        sizes[k] -= min(cut, excess)
-    cuts = []
-    for text, size in zip(texts, sizes, strict=True):
-        head = size // 4
-        cuts.append(text if size == len(text) else np.concatenate([text[:head], text[len(text) - (size - head) :]]))
-    return cuts
+    sizes = fit([len(text) for text in texts], room)
+    return [_cut(text, size) if size < len(text) else text for text, size in zip(texts, sizes, strict=True)]
+
+
+def _cut(text: Ids, size: int) -> Ids:
+    head = size // 4
+    return np.concatenate([text[:head], text[len(text) - (size - head) :]])
+
+
+def fit(sizes: list[int], room: int) -> list[int]:
+    """Sizes with a sum of at most `room`: those above a limit are reduced to it, and the last of them get one more
+    while room is left."""
+    if sum(sizes) <= room:
+        return sizes
+    left, limit = room, 0
+    for k, size in enumerate(sorted(sizes)):
+        limit = left // (len(sizes) - k)  # an equal share of what the smaller ones leave
+        if size > limit:
+            break
+        left -= size
+    reduced = [min(size, limit) for size in sizes]
+    longer = [k for k, size in enumerate(sizes) if size > limit]
+    for k in longer[len(longer) - (room - sum(reduced)) :]:
+        reduced[k] += 1
+    return reduced

@@ -28,21 +28,19 @@ class Pool(NamedTuple):
         return cls(zeros, zeros, zeros, torch.zeros(batch, dtype=torch.int64, device=like.device))
 
     def add(self, h: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"], first: bool) -> "Pool":
-        """With the hidden states of a segment, of which `valid` ones count: a first part of every row. `last` is the
-        newest one or, with `first`, the oldest."""
-        h, mask = h.to(self.total.dtype), valid[..., None]
-        some, begun = valid.any(1)[:, None], (self.positions_read > 0)[:, None]
-        end = valid.sum(1).sub(1).clamp(min=0)
-        newest = h[:, 0] if first else h.gather(1, end[:, None, None].expand(-1, 1, h.shape[-1]))[:, 0]
-        keep = begun if first else ~some
+        """The pool after a segment. The valid hidden states come first in every row, and padding follows. `last` is
+        the newest hidden state or, with `first`, the oldest."""
+        h, mask, count = h.to(self.total.dtype), valid[..., None], valid.sum(1)
+        has_new, has_old = (count > 0)[:, None], (self.positions_read > 0)[:, None]
+        if first:
+            last = torch.where(has_new & ~has_old, h[:, 0], self.last)
+        else:
+            end = count.sub(1).clamp(min=0)[:, None, None].expand(-1, 1, h.shape[-1])
+            last = torch.where(has_new, h.gather(1, end)[:, 0], self.last)
         peak = h.masked_fill(~mask, -torch.inf).amax(1)
-        peak = torch.where(begun, torch.maximum(self.greatest, peak), peak)
-        return Pool(
-            torch.where(keep, self.last, torch.where(some, newest, self.last)),
-            torch.where(some, peak, self.greatest),
-            self.total + torch.where(mask, h, 0.0).sum(1),
-            self.positions_read + valid.sum(1),
-        )
+        peak = torch.where(has_old, torch.maximum(self.greatest, peak), peak)
+        greatest = torch.where(has_new, peak, self.greatest)
+        return Pool(last, greatest, self.total + torch.where(mask, h, 0.0).sum(1), self.positions_read + count)
 
     def vector(self, pooling: str) -> Float[Tensor, "B E"]:
         """`last`, `mean`, or [last; max; mean] for `concat` (Howard & Ruder 2018, section 3.3)."""

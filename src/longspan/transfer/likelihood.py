@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from longspan.contract import LanguageModel
 from longspan.errors import ConfigError, UnknownNameError
 from longspan.reading import Reading
+from longspan.scoring.losses import check_stride
 from longspan.scoring.score import score
 from longspan.text_model import TextModel
 from longspan.tokenizers.text import to_bytes
+from longspan.transfer.batches import by_length
 from longspan.transfer.tasks.opened import rows_of
 from longspan.transfer.tasks.packed import install
 
@@ -24,7 +26,7 @@ Ids = NDArray[np.int64]
 NEUTRAL = "This is a sentence."
 """Before a sentence of BLiMP."""
 LOGITS = {"cpu": 2**22, "cuda": 2**30}
-"""Logits of a batch."""
+"""The most logits of a batch, padding included."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,7 @@ def likelihoods(model: TextModel, pairs: Sequence[tuple[str, str]], reading: Rea
     A model without memory reads the last tokens that fit into a segment.
     """
     language_model, reading = model.model, reading or model.reading
-    if not language_model.predicts_next:
-        raise ConfigError("likelihoods need a model that predicts the next token, and this family does not")
+    _require_likelihoods(language_model)
     texts = [to_bytes(text) for pair in pairs for text in pair]
     encoded = model.tokenizer.encode_many(texts, "the task", partial=True)
     first = model.first_token().astype(np.int64)
@@ -55,16 +56,16 @@ def likelihoods(model: TextModel, pairs: Sequence[tuple[str, str]], reading: Rea
         rows.append(ids[-limit:])
         sizes.append(min(len(continuation), limit - 1))
     found: dict[int, Likelihood] = {}
-    most = LOGITS.get(model.device.type, 2**22) // language_model.config.vocabulary
-    order = np.argsort([len(row) for row in rows], kind="stable").tolist()
-    while order:
-        longest, count = len(rows[order[-1]]), 1
-        while count < len(order) and (count + 1) * longest <= most:
-            count += 1
-        order, chosen = order[:-count], order[-count:]
+    tokens = LOGITS.get(model.device.type, LOGITS["cpu"]) // language_model.config.vocabulary
+    for chosen in by_length([len(row) for row in rows], tokens):
         scored = _score(language_model, [rows[k] for k in chosen], [sizes[k] for k in chosen], reading)
         found |= dict(zip(chosen, scored, strict=True))
     return [found[k] for k in range(len(rows))]
+
+
+def _require_likelihoods(model: LanguageModel) -> None:
+    if not model.predicts_next:
+        raise ConfigError("likelihoods need a model that predicts the next token, and this family does not")
 
 
 def _score(model: LanguageModel, rows: list[Ids], sizes: list[int], reading: Reading) -> list[Likelihood]:
@@ -76,18 +77,17 @@ def _score(model: LanguageModel, rows: list[Ids], sizes: list[int], reading: Rea
         padded[k, : len(row)] = row
         counted[k, len(row) - 1 - size : len(row) - 1] = True
     ids, mask = torch.from_numpy(padded).to(device), torch.from_numpy(counted).to(device)
+    segments = zip(*(part.split(reading.segment, dim=1) for part in (ids[:, :-1], ids[:, 1:], mask)), strict=True)
     total = torch.zeros(len(rows), dtype=torch.float64, device=device)
     greedy = torch.ones(len(rows), dtype=torch.bool, device=device)
     with torch.inference_mode():
         state = model.initial_state(len(rows), reading, trainable=False)
-        for begin in range(0, width - 1, reading.segment):
-            tokens, here = ids[:, begin : min(begin + reading.segment, width - 1)], mask[:, begin:]
-            targets, here = ids[:, begin + 1 :][:, : tokens.shape[1]], here[:, : tokens.shape[1]]
+        for tokens, targets, scored in segments:
             logits, state = model(tokens, state)
             logits = logits.float()
-            chosen = logits.gather(-1, targets[..., None])[..., 0] - logits.logsumexp(-1)
-            total += torch.where(here, chosen, 0.0).double().sum(1)
-            greedy &= ((logits.argmax(-1) == targets) | ~here).all(1)
+            log_probabilities = logits.gather(-1, targets[..., None])[..., 0] - logits.logsumexp(-1)
+            total += torch.where(scored, log_probabilities, 0.0).double().sum(1)
+            greedy &= ((logits.argmax(-1) == targets) | ~scored).all(1)
     return [Likelihood(*values) for values in zip(total.tolist(), greedy.tolist(), strict=True)]
 
 
@@ -111,7 +111,7 @@ def blimp(model: TextModel, rows: Sequence[dict[str, Any]], reading: Reading | N
 def _paradigms(
     model: TextModel, rows: Sequence[dict[str, Any]], before: tuple[str, str], reading: Reading | None
 ) -> dict[str, float]:
-    """The accuracy of every paradigm of BLiMP, after a context and what stands between it and a sentence."""
+    """The accuracy of every paradigm of BLiMP. `before` is the context, and what separates it from a sentence."""
     context, between = before
     pairs = [(context, between + row[key]) for row in rows for key in ("good", "bad")]
     found = likelihoods(model, pairs, reading)
@@ -142,13 +142,22 @@ def copa(model: TextModel, rows: Sequence[dict[str, Any]], reading: Reading | No
     return {"accuracy": float(right.mean()), "questions": len(rows)}
 
 
-def wikitext2(model: TextModel, rows: Sequence[dict[str, Any]], reading: Reading | None = None) -> dict[str, Any]:
-    """The perplexity per word of WikiText-2, of articles as prose. Every article is read from its start."""
+def wikitext2(
+    model: TextModel, rows: Sequence[dict[str, Any]], reading: Reading | None = None, stride: int | None = None
+) -> dict[str, Any]:
+    """The perplexity per word of WikiText-2, of articles as prose. Every article is read from its start.
+
+    A family without memory reads windows of a segment, and `stride` tokens of each are scored. Default: half of them.
+    """
+    reading = reading or model.reading
+    _require_likelihoods(model.model)
+    step = find_stride(model.model, reading, stride)
     texts, first = [to_bytes(row["text"]) for row in rows], model.first_token()
     encoded = model.tokenizer.encode_many(texts, "the task", partial=True)
-    scores = [score(model.model, np.concatenate([first, ids]), reading or model.reading) for ids in encoded]
+    scores = [score(model.model, np.concatenate([first, ids]), reading, stride=step or 1) for ids in encoded]
     nats, words = sum(one.nats * one.scored for one in scores), sum(row["words"] for row in rows)
-    return {
+    stated = {} if step is None else {"stride": step}
+    return stated | {
         "perplexity": math.exp(min(nats / words, 700.0)),
         "bits_per_byte": nats / math.log(2) / sum(map(len, texts)),
         "words": words,
@@ -156,7 +165,18 @@ def wikitext2(model: TextModel, rows: Sequence[dict[str, Any]], reading: Reading
     }
 
 
-Score = Callable[[TextModel, Sequence[dict[str, Any]], Reading | None], dict[str, Any]]
+def find_stride(model: LanguageModel, reading: Reading, stride: int | None) -> int | None:
+    """The tokens that are scored per window; None for a family with memory, which reads a text as a stream."""
+    if model.has_memory(reading):
+        if stride is not None:
+            raise ConfigError(f"stride={stride} is for families without memory; leave it out")
+        return None
+    stride = max(1, reading.segment // 2) if stride is None else stride
+    check_stride(stride, reading)
+    return stride
+
+
+Score = Callable[..., dict[str, Any]]
 TASKS: dict[str, tuple[Score, tuple[str, ...]]] = {
     "blimp": (blimp, ("test",)),
     "lambada": (lambada, ("dev", "test")),
@@ -173,10 +193,11 @@ def evaluate_tasks(
     source: str | Path | None = None,
     limit: int | None = None,
     reading: Reading | None = None,
+    stride: int | None = None,
     announce: Callable[[str], object] = lambda _: None,
 ) -> dict[str, dict[str, Any]]:
-    """The scores of some tasks, as `task` or `task/split`. `limit` uses only so many evenly spaced rows of each.
-    `announce` gets a line before each."""
+    """The scores of some tasks, as `task` or `task/split`. `limit` is the most rows of each, evenly spaced.
+    `stride` is that of `wikitext2`. `announce` gets a line before each."""
     chosen = list(tasks)
     if not chosen:
         raise ConfigError(f"--tasks names no task; give some of {', '.join(TASKS)}")
@@ -185,6 +206,10 @@ def evaluate_tasks(
             raise UnknownNameError("task scored by likelihood", name, TASKS)
     if limit is not None and limit < 1:
         raise ConfigError(f"limit={limit} must be at least 1")
+    if stride is not None:
+        if "wikitext2" not in chosen:
+            raise ConfigError(f"stride={stride} has an effect on wikitext2 only; leave it out")
+        find_stride(model.model, reading or model.reading, stride)
     results = {}
     for name in chosen:
         scored, splits = TASKS[name]
@@ -194,7 +219,8 @@ def evaluate_tasks(
             title = name if len(splits) == 1 else f"{name}/{split}"
             chosen_rows = spaced(rows, limit)
             announce(f"scoring {title}: {len(chosen_rows):,} rows")
-            results[title] = scored(model, chosen_rows, reading)
+            options = {"stride": stride} if name == "wikitext2" else {}
+            results[title] = scored(model, chosen_rows, reading, **options)
     return results
 
 

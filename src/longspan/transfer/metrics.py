@@ -99,9 +99,14 @@ METRICS: dict[str, Metric] = {
     "spearman": spearman,
     "entity-f1": entity_f1,
 }
-SUITABLE: dict[str, tuple[str, ...]] = {"similarity": ("pearson", "spearman"), "tags": ("entity-f1", "accuracy")}
-SUITABLE |= {"choice": ("accuracy", "macro-f1", "matthews")}
-SUITABLE |= dict.fromkeys(("single", "pair"), ("accuracy", "f1", "macro-f1", "matthews"))
+_OF_CLASSES = ("accuracy", "f1", "macro-f1", "matthews")
+SUITABLE: dict[str, tuple[str, ...]] = {
+    "single": _OF_CLASSES,
+    "pair": _OF_CLASSES,
+    "similarity": ("pearson", "spearman"),
+    "choice": ("accuracy", "macro-f1", "matthews"),
+    "tags": ("entity-f1", "accuracy"),
+}
 """The metrics of every kind of task."""
 
 

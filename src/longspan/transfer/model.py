@@ -141,6 +141,10 @@ class TaskModel(LanguageModel):
         return self.base.causal and getattr(self.base.config, "causal", True)
 
     @property
+    def predicts_next(self) -> bool:  # type: ignore[override]
+        return self.base.predicts_next
+
+    @property
     def classify_at(self) -> Literal["first", "last"]:  # type: ignore[override]
         return self.base.classify_at
 
@@ -262,22 +266,31 @@ class TaskModel(LanguageModel):
         """Scores of complete documents: [examples, labels], or [documents, T, labels] for tags; with a CRF, the
         features of its tagger. Then the loss of the language model on them, if its weight is not 0."""
         state = self.open_document(len(tokens), reading)
-        lm, count, pieces = tokens.new_zeros((), dtype=torch.float32), valid[:, 1:].sum(), []
+        lm, pieces = tokens.new_zeros((), dtype=torch.float32), []
         for begin in range(0, tokens.shape[1], state.reading.segment):
             here = slice(begin, begin + state.reading.segment)
             hidden, features, state = self._read(tokens[:, here], state, valid[:, here])
             if self.config.kind == "tags":
                 pieces.append(features)
             if self.config.lm_weight and self.causal:
-                following = tokens[:, begin + 1 :][:, : hidden[-1].shape[1]]
-                counted, size = valid[:, begin + 1 :][:, : following.shape[1]], following.shape[1]
-                if size:
-                    losses = self.base.head.losses(hidden[-1][:, :size], following, state.reading.temperature)
-                    lm = lm + torch.where(counted, losses, 0.0).sum() / count
+                following = slice(begin + 1, begin + 1 + hidden[-1].shape[1])
+                lm = lm + self._lm_loss(hidden[-1], tokens[:, following], valid[:, following], state.reading)
+        lm = lm / valid[:, 1:].sum().clamp(min=1)
         if self.config.kind == "tags":
             features = torch.cat(pieces, dim=1)
             return features if self.config.crf else self.classifier(features), lm
         return self.document_scores(state, rows), lm
+
+    def _lm_loss(
+        self, h: Float[Tensor, "N T D"], following: Int[Tensor, "N S"], valid: Bool[Tensor, "N S"], reading: Reading
+    ) -> Float[Tensor, ""]:
+        """The summed loss of the tokens that follow those of a segment. The last token of a document has none after it,
+        so S is T or T - 1."""
+        size = following.shape[1]
+        if not size:
+            return h.new_zeros(())
+        losses = self.base.head.losses(h[:, :size], following, reading.temperature)
+        return torch.where(valid, losses, 0.0).sum()
 
     def training_loss(
         self,

@@ -1,6 +1,6 @@
 """Predictions of a TaskModel, and their metrics."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from longspan.checkpoints.model_folder import load_model
 from longspan.errors import ConfigError
 from longspan.tokenizers import Tokenizer
-from longspan.transfer.batches import collate
+from longspan.transfer.batches import by_length, collate
 from longspan.transfer.formats import Format, Sequences
 from longspan.transfer.metrics import compute
 from longspan.transfer.model import TaskConfig, TaskModel
@@ -58,10 +58,12 @@ class Predictor:
         """The predictions, in the order of the examples. `encoded` are those of `encode`, to use them again."""
         encoded = self.encode(examples) if encoded is None else encoded
         found: dict[int, Prediction] = {}
-        for chosen in _batches(encoded, TOKENS.get(self._device.type, 8192)):
-            scores = self._scores(picked := [encoded[k] for k in chosen])
+        lengths = [example.length * len(example.rows) for example in encoded]
+        for chosen in by_length(lengths, TOKENS.get(self._device.type, TOKENS["cpu"])):
+            batch = [encoded[k] for k in chosen]
+            scores = self._scores(batch)
             if self.config.kind == "tags":
-                tags = self.model.choose_tags(scores, [torch.from_numpy(example.marks) for example in picked])
+                tags = self.model.choose_tags(scores, [torch.from_numpy(example.marks) for example in batch])
                 found |= {k: self._tagged(row, len(examples[k].texts)) for k, row in zip(chosen, tags, strict=True)}
             else:
                 rows = scores.float().cpu().numpy()
@@ -90,12 +92,17 @@ class Predictor:
         if c.kind == "similarity":
             return Prediction(float(c.low + scores[0] * (c.high - c.low)))
         shifted = np.exp(scores.astype(np.float64) - scores.max())
-        best = int(scores.argmax())
-        return Prediction(best if c.kind == "choice" else c.labels[best], tuple((shifted / shifted.sum()).tolist()))
+        return most_probable(c, shifted / shifted.sum())
 
     def evaluate(self, examples: Sequence[Example], encoded: Sequence[Sequences] | None = None) -> dict[str, float]:
         """Every metric of the task."""
         return evaluate(self.config, examples, self.predict(examples, encoded))
+
+
+def most_probable(c: TaskConfig, probabilities: NDArray[np.float64]) -> Prediction:
+    """The prediction of the class or choice with the highest probability."""
+    best = int(probabilities.argmax())
+    return Prediction(best if c.kind == "choice" else c.labels[best], tuple(probabilities.tolist()))
 
 
 def evaluate(c: TaskConfig, examples: Sequence[Example], predictions: Sequence[Prediction]) -> dict[str, float]:
@@ -126,31 +133,12 @@ class Ensemble:
         self.config, self.task = first, members[0].task
 
     def predict(self, examples: Sequence[Example]) -> list[Prediction]:
-        every = [member.predict(examples) for member in self.members]
-        found = []
-        for row in zip(*every, strict=True):
-            mean = np.mean([prediction.probabilities for prediction in row], axis=0)
-            best = int(mean.argmax())
-            label = best if self.config.kind == "choice" else self.config.labels[best]
-            found.append(Prediction(label, tuple(mean.tolist())))
-        return found
+        every = [[one.probabilities for one in member.predict(examples)] for member in self.members]
+        return [most_probable(self.config, row) for row in np.mean(every, axis=0)]
 
     def evaluate(self, examples: Sequence[Example]) -> dict[str, float]:
         """Every metric of the task."""
         return evaluate(self.config, examples, self.predict(examples))
-
-
-def _batches(examples: Sequence[Sequences], tokens: int) -> Iterator[list[int]]:
-    """Examples of similar length, so many that a batch has at most `tokens` tokens, or a single example."""
-    order = np.argsort([example.length for example in examples], kind="stable").tolist()
-    chosen: list[int] = []
-    for k in order:
-        if chosen and (len(chosen) + 1) * examples[k].length * len(examples[k].rows) > tokens:
-            yield chosen
-            chosen = []
-        chosen.append(k)
-    if chosen:
-        yield chosen
 
 
 def load_predictor(path: str | Path, *, device: torch.device | str = "cpu", **settings: Any) -> Predictor:

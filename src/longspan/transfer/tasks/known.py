@@ -1,10 +1,11 @@
-"""Known tasks, one line each: shape, source in the folder of shared data, and checksum of the packed file."""
+"""Known tasks, one line each: title, packed files with their checksums, and what does not follow from the rows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from longspan.data.cache import cache_folder
 from longspan.errors import UnknownNameError
 
 
@@ -70,6 +71,26 @@ _TASKS = (
 )
 
 KNOWN: dict[str, KnownTask] = {task.name: task for task in _TASKS}
+
+
+@dataclass(frozen=True)
+class TaskRow:
+    """A known task in a list."""
+
+    name: str
+    title: str
+    trainable: bool
+    sha256: dict[str, str]
+    installed: bool
+
+
+def list_tasks(cache: Path | None = None) -> list[TaskRow]:
+    """Every known task, and whether it is installed in the cache."""
+    root = cache_folder(cache)
+    return [
+        TaskRow(task.name, task.title, task.trainable, dict(task.sources), task.folder(root).is_dir())
+        for task in KNOWN.values()
+    ]
 
 
 def find_known(name: str) -> KnownTask:

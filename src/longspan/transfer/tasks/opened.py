@@ -60,8 +60,8 @@ class TaskData:
         return self._read("test")
 
     def check_held_out(self, labels: Sequence[str] = ()) -> None:
-        """An error for dev and test rows that cannot be read or scored: found before training, and nothing else is
-        done with test rows. `labels` are the classes of training."""
+        """Refuse dev and test rows that cannot be read or scored, before training. Nothing else is done with test rows.
+        `labels` are the classes of training."""
         for split in ("dev", "test"):
             if split not in self.files:
                 continue

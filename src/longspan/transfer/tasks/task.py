@@ -85,23 +85,31 @@ class Task:
             if len(tags) != count:
                 raise DataError(f"{where} has {count} words and {len(tags)} tags; give one tag per word")
             return tags
-        try:
-            if self.kind == "similarity":
-                if not abs(float(value)) <= LARGEST_SCORE:  # NaN included
-                    raise ValueError
-                return float(value)
-            if self.kind == "choice":
-                if not 0 <= int(value) < len(self.texts) - 1:
-                    raise ValueError
-                return int(value)
-        except (TypeError, ValueError, OverflowError):
-            what = (
-                f"a number up to {LARGEST_SCORE:,}"
-                if self.kind == "similarity"
-                else f"an index from 0 to {len(self.texts) - 2}"
-            )
-            raise DataError(f"{where} has {self.label}={value!r:.40}; give {what}") from None
+        if self.kind == "similarity":
+            return _score(value, self.label, where)
+        if self.kind == "choice":
+            return _index(value, len(self.texts) - 1, self.label, where)
         return _class(value, self.label, where)
+
+
+def _score(value: Any, key: str, where: str) -> float:
+    try:
+        score = float(value)
+    except (TypeError, ValueError, OverflowError):
+        score = math.nan
+    if not abs(score) <= LARGEST_SCORE:  # NaN included
+        raise DataError(f"{where} has {key}={value!r:.40}; give a number up to {LARGEST_SCORE:,}")
+    return score
+
+
+def _index(value: Any, choices: int, key: str, where: str) -> int:
+    try:
+        index = int(value)
+    except (TypeError, ValueError, OverflowError):
+        index = -1
+    if not 0 <= index < choices:
+        raise DataError(f"{where} has {key}={value!r:.40}; give an index from 0 to {choices - 1}")
+    return index
 
 
 def _class(value: Any, key: str, where: str) -> str:

@@ -7,6 +7,7 @@ of each line, so perplexities per word can be compared with those of models over
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 _TITLE = re.compile(r"^ = [^=].* = $")
@@ -41,12 +42,11 @@ def prose(line: str) -> str:
 
 
 def articles(text: str) -> Iterator[dict[str, Any]]:
-    """Every article as `text`, and `words`, the tokens it has in WikiText."""
-    lines: list[str] = []
-    for line in [*text.splitlines(), None]:
-        if lines and (line is None or _TITLE.match(line)) and any(_TITLE.match(each) for each in lines):
-            words = sum(len(each.split()) + 1 for each in lines)
-            yield {"text": "\n".join(map(prose, lines)).strip("\n"), "words": words}
-            lines = []
-        if line is not None:
-            lines.append(line)
+    """Every article as `text`, and `words`, the tokens it has in WikiText. Lines before the first title belong to the
+    first article."""
+    lines = text.splitlines()
+    titles = [k for k, line in enumerate(lines) if _TITLE.match(line)]
+    for begin, end in pairwise([0, *titles[1:], len(lines)] if titles else []):
+        article = lines[begin:end]
+        words = sum(len(line.split()) + 1 for line in article)
+        yield {"text": "\n".join(map(prose, article)).strip("\n"), "words": words}

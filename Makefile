@@ -39,8 +39,10 @@ torture: $(VENV)/.ready         ## the reliability tests at full size; SEED=7 ki
 gpu:                            ## the tests that need CUDA, in the current environment
 	$(PYTHON) -m pytest -m gpu
 
-bundled: $(VENV)/.ready         ## RUN=folder: makes the bundled model and its card from a training run
+bundled: $(VENV)/.ready         ## RUN=folder: makes the bundled model, its card, samples and pinned figures from a training run
 	$(BIN)/python benchmarks/make_bundled_model.py $(RUN)
+	$(BIN)/python benchmarks/pin_bundled_model.py
+	$(BIN)/python benchmarks/names.py
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -3,6 +3,8 @@
 import contextlib
 import importlib
 import io
+import json
+import re
 import shlex
 from pathlib import Path
 from types import ModuleType
@@ -25,15 +27,19 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LONGSPAN_CACHE", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("sys.argv", ["longspan", "train", "--recipe", "/some/novels.toml", "--out", "/at/home/run"])
-    novels = tmp_path / "cache" / "corpora" / "english-novels"
-    novels.mkdir(parents=True)
-    for k in range(9):
-        (novels / f"Author_Book_{k}.txt").write_bytes(b"\xef\xbb\xbfIt was the year %d.\r\nThe sun rose.\r\n" % k * 40)
+    command = "longspan train --recipe /some/novels-and-books.toml --out /at/home/run"
+    monkeypatch.setattr("sys.argv", command.split())
+    for name in ("english-novels", "gutenberg-books"):
+        folder = tmp_path / "cache" / "corpora" / name
+        folder.mkdir(parents=True)
+        for k in range(9):
+            text = b"\xef\xbb\xbfIt was the year %d.\r\nThe sun rose.\r\n" % k * 40
+            (folder / f"Author_Book_{k}.txt").write_bytes(text)
     keys = [f"model.{key}" for key in ("layers=1", "width=16", "heads=2", "inner=16")]
     keys += [f"training.{key}" for key in ("segment=32", "memory=300", "batch=2", "seconds=60", "steps=5")]
     sets = [part for key in keys for part in ("--set", key)]
-    flags = ["--recipe", str(ROOT / "recipes" / "novels.toml"), "--out", str(tmp_path / "run"), "--device", "cpu"]
+    recipe = str(ROOT / "recipes" / "novels-and-books.toml")
+    flags = ["--recipe", recipe, "--out", str(tmp_path / "run"), "--device", "cpu"]
     assert run(["train", *flags, *sets]) == 0
     return tmp_path / "run"
 
@@ -67,8 +73,12 @@ def test_every_command_of_the_card_prints_its_result(
     for row in bundled_rows(card):
         assert printed(row, folder) == pytest.approx(row.bits, abs=1e-4), row
     model = longspan.load(folder)
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "int8"
+    (unrounded,) = re.findall(r"run have (\d\.\d{4}) bits", card)
+    assert float(unrounded) == pytest.approx(bits_by_memory(card, "test", 0)[model.reading.memory], abs=0.05)
+    assert "commit " + "c" * 40 + ", torch" in card
     assert {row.memory for row in bundled_rows(card) if row.text == "passage"} == {model.reading.memory}
-    assert "longspan train --recipe novels --out RUN" in card
+    assert "longspan train --recipe novels-and-books --out RUN" in card
     assert str(tmp_path) not in card
     assert "/some" not in card
     assert "/at/home" not in card
@@ -81,9 +91,27 @@ def test_an_unsuitable_run_is_refused(trained: Path, capsys: pytest.CaptureFixtu
     assert "'abc+'" in error
     assert "--commit" in error
     about = trained / "run.json"
-    about.write_text(about.read_text().replace('"english-novels"', '"stdlib"'))
+    about.write_text(about.read_text().replace('"novels-and-books"', '"stdlib"'))
     with pytest.raises(SystemExit):
         generator().main([str(trained), "--commit", "c" * 40])
     error = capsys.readouterr().err
     assert "stdlib" in error
-    assert "english-novels" in error
+    assert "novels-and-books" in error
+
+
+def test_figures_and_samples_of_another_model(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pins = importlib.import_module("pin_bundled_model")
+    short = "    longspan generate -p ab -n 9 --seed 1 > docs/samples/a.txt\n"
+    monkeypatch.setattr(pins, "PAGE", tmp_path / "page.md")
+    pins.PAGE.write_text(short)
+    pinned = {"places": [0, 9], "prompt": "It", "generated": [{"temperature": 0.8}], "losses": [{"settings": {}}]}
+    (tmp_path / "pinned.json").write_text(json.dumps(pinned))
+    flags = ["--model", trained, "--pinned", tmp_path / "pinned.json", "--samples", tmp_path / "samples"]
+    pins.main([str(flag) for flag in flags])
+    made, model = json.loads((tmp_path / "pinned.json").read_text()), longspan.load(trained, device="cpu")
+    found = model.score((Path(__file__).with_name("passage.txt")).read_bytes(), method="stream")
+    assert found.losses is not None
+    assert made["losses"][0]["bits"] == pytest.approx(found.bits, abs=1e-6)
+    assert made["losses"][0]["losses"] == pytest.approx([float(found.losses[k]) for k in (0, 9)], abs=1e-6)
+    assert made["generated"][0]["text"] == model.generate("It", 64, temperature=0.8, seed=3)
+    assert (tmp_path / "samples" / "a.txt").read_text() == "ab" + model.generate("ab", 9, seed=1) + "\n"

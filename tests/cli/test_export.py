@@ -42,10 +42,11 @@ def test_export_of_a_run(cli: Cli, run: Path) -> None:
         assert str(fact) in card
 
 
-def test_a_second_export_changes_nothing(cli: Cli, run: Path) -> None:
-    """bfloat16 stays bfloat16 on a CPU, where it is loaded as float32; the notes are kept."""
-    cli("export", run, "first", "--dtype", "bfloat16")
-    assert cli("export", "first", "second").code == 0
+@pytest.mark.parametrize("stored", [("--dtype", "bfloat16"), ("--int8",)])
+def test_a_second_export_changes_nothing(cli: Cli, run: Path, stored: tuple[str, ...]) -> None:
+    """bfloat16 and int8 stay so on a CPU, where they are loaded as float32; the notes are kept."""
+    cli("export", run, "first", *stored)
+    assert f", {stored[-1].removeprefix('--')}, " in cli("export", "first", "second").out
     for name in ("model.safetensors", "config.json", "tokenizer.json", "README.md"):
         assert Path("first", name).read_bytes() == Path("second", name).read_bytes()
     assert cli("export", run, "same").code == 0

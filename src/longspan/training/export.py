@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from longspan.bundled import PAGE
+from longspan.checkpoints.int8 import DTYPE as INT8
 from longspan.checkpoints.manifest import CARD, read_json
 from longspan.checkpoints.model_folder import (
     CONFIG,
@@ -49,17 +50,16 @@ def export_model(
 ) -> Exported:
     """Write the weights of a run or model folder to the model folder `out`, without optimizer state.
 
-    `dtype` converts the weights; `int8` stores matrices as int8 with a scale per row; `reading` changes the default
-    reading; `opening` is Markdown for the start of the card. The notes of the source's card are kept.
+    `dtype` converts the weights; `int8` stores matrices as int8 with a scale per row (default: as they are stored);
+    `reading` changes the default reading; `opening` is Markdown for the start of the card. The notes of the source's
+    card are kept.
     """
     found = find_model(model)
-    kind = dtype or str(read_json(found.contents[CONFIG], CONFIG).get("dtype"))
-    if int8:
-        kind = "int8"
+    kind = INT8 if int8 else dtype or str(read_json(found.contents[CONFIG], CONFIG).get("dtype"))
     loaded = open_model(found, overrides=reading, dtype=DTYPES.get(kind))
     card = (found.path / CARD).read_text(encoding="utf-8", errors="replace")
-    notes = [*notes_of(card), *origin(found.path.parent)]
-    save_model(out, loaded.model, loaded.tokenizer, notes=notes, opening=opening, int8=int8)
+    notes = dict.fromkeys([*notes_of(card), *origin(found.path.parent)])
+    save_model(out, loaded.model, loaded.tokenizer, notes=notes, opening=opening, int8=kind == INT8)
     size = (out / WEIGHTS).stat().st_size
     return Exported(found.path, loaded.model.parameter_count, kind, size)
 

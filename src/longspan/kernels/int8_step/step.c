@@ -172,7 +172,7 @@ static inline float product(const int8_t *row, Input x, int64_t columns) {
 static void multiply(const Matrix *m, const float *x, float *out) {
     int8_t space[3 * m->columns];
     Input right = input(x, m->columns, space);
-#pragma omp parallel for schedule(static) if (m->rows * m->columns > 65536)
+#pragma omp parallel for schedule(static) if (m->rows * m->columns > 524288)
     for (int64_t r = 0; r < m->rows; r++)
         out[r] = product(m->weight + r * m->columns, right, m->columns) * m->scale[r] + (m->bias ? m->bias[r] : 0);
 }
@@ -282,7 +282,7 @@ void longspan_step(const Model *m, int64_t token, int64_t written, float *logits
         if (m->taps) convolve(layer, m->x, E, m->taps);
         normalise(m->pre_norm ? &layer->attention_norm : &none, m->x, m->y, E);
         multiply(&layer->qkv, m->y, m->qkv);
-#pragma omp parallel for schedule(static) if (filled * m->heads * m->head_width > 65536)
+#pragma omp parallel for schedule(static) if (filled * m->heads * m->head_width > 524288)
         for (int64_t h = 0; h < m->heads; h++) attend_head(m, layer, h, slot, filled);
         multiply(&layer->output, m->attended, m->sum);
         for (int64_t k = 0; k < E; k++) m->sum[k] += m->x[k];

@@ -7,8 +7,9 @@ from longspan.cache.attention import (
     empty_cache,
     expanded_zeros,
     extend,
-    join,
+    join_product,
     newest,
+    newest_pairs,
 )
 from longspan.cache.convolution import ConvolutionCache
 from longspan.cache.segment import SegmentMask, next_state, open_state
@@ -24,8 +25,9 @@ __all__ = [
     "empty_cache",
     "expanded_zeros",
     "extend",
-    "join",
+    "join_product",
     "newest",
+    "newest_pairs",
     "next_state",
     "open_state",
 ]

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from longspan.shapes import Float, Tensor
 
@@ -84,8 +85,7 @@ def extend(
         return *projected, Memory(newest(context.detach(), x.detach(), limit, dim=1))
     new_keys, new_values = project(x)
     keys, values = join(cache.keys, new_keys), join(cache.values, new_values)
-    pairs = (keys, new_keys), (values, new_values)
-    return keys, values, KeyValueCache(*(newest(old.detach(), new.detach(), limit, dim=2) for old, new in pairs))
+    return keys, values, newest_pairs(keys, values, x.shape[1], limit)
 
 
 def join(old: Float[Tensor, "B H M D"], new: Float[Tensor, "B H T D"]) -> Float[Tensor, "B H K D"]:
@@ -100,8 +100,46 @@ def join(old: Float[Tensor, "B H M D"], new: Float[Tensor, "B H T D"]) -> Float[
     return torch.cat([old, new], dim=2)
 
 
+def join_product(
+    old: Float[Tensor, "B H M D"], x: Float[Tensor, "B T E"], layer: nn.Module
+) -> Float[Tensor, "B H K D"]:
+    """[old; new], where new are the heads of `layer(x)`. With fixed weights on a GPU, the product is written beside the
+    old positions instead of being copied there."""
+    if x.is_cuda and type(layer) is nn.Linear and is_plain_product(layer, x):
+        return product_beside(old, x, layer.weight)
+    return join(old, layer(x).unflatten(-1, (old.shape[1], -1)).transpose(1, 2))
+
+
+def is_plain_product(layer: nn.Linear, x: Tensor) -> bool:
+    """Whether `layer(x)` is x W^T in the dtype of x, without a gradient."""
+    gradient = torch.is_grad_enabled() and (x.requires_grad or layer.weight.requires_grad)
+    converted = torch.is_autocast_enabled(x.device.type) or layer.weight.dtype != x.dtype
+    return layer.bias is None and not gradient and not converted and not torch.compiler.is_compiling()
+
+
+def product_beside(
+    old: Float[Tensor, "B H M D"], x: Float[Tensor, "B T E"], weight: Float[Tensor, "F E"]
+) -> Float[Tensor, "B H K D"]:
+    B, H, M, D = old.shape
+    joined = x.new_empty(B, M + x.shape[1], H * D)
+    by_head = joined.unflatten(-1, (H, D)).transpose(1, 2)
+    by_head[:, :, :M] = old
+    if B == 1:
+        torch.mm(x[0], weight.t(), out=joined[0, M:])
+    else:
+        torch.bmm(x, weight.t().expand(B, -1, -1), out=joined[:, M:])
+    return by_head
+
+
+def newest_pairs(keys: Float[Tensor, "B H K D"], values: Float[Tensor, "B H K D"], T: int, limit: int) -> KeyValueCache:
+    """The last `limit` of K positions, of which T are new. If the new ones are enough, they are copied: a view would
+    keep all T in memory. Otherwise a view, so that the next `join` is the only copy."""
+    kept = (last(x.detach(), limit, dim=2) for x in (keys, values))
+    return KeyValueCache(*(x.clone() if limit <= T else x for x in kept))
+
+
 def newest(context: Tensor, segment: Tensor, limit: int, dim: int) -> Tensor:
-    """The last `limit` positions of [cached; segment]: a view, so that the next `join` is the only copy.
+    """The last `limit` positions of [cached; segment]: a view, so that the next segment makes the only copy.
 
     If the segment is long enough, the view is of the segment. Then the longer buffer can be freed, and strides are the
     same at every step, so a compiled step is not recompiled.

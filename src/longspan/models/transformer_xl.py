@@ -25,7 +25,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from longspan.cache import AttentionCache, KeyValueCache, Memory, expanded_zeros, join, newest, open_state
+from longspan.cache import (
+    AttentionCache,
+    KeyValueCache,
+    Memory,
+    expanded_zeros,
+    join_product,
+    newest,
+    newest_pairs,
+    open_state,
+)
 from longspan.contract import LanguageModel, State
 from longspan.hints import Hints
 from longspan.kernels.relative_attention import relative_attention
@@ -130,10 +139,9 @@ class Block(nn.Module):
             context = torch.cat([cache.hidden.to(h.dtype), h], dim=1)
             return *self.keys_values(context), Memory(newest(context.detach(), h.detach(), memory, dim=1))
         # Fixed weights: the keys and values of the memory are kept instead. They equal the recomputed ones.
-        new_keys, new_values = self.keys_values(h)
-        keys, values = join(cache.keys, new_keys), join(cache.values, new_values)  # [cached; new]
-        pairs = (keys, new_keys), (values, new_values)
-        return keys, values, KeyValueCache(*(newest(old.detach(), new.detach(), memory, dim=2) for old, new in pairs))
+        x = self.attention_norm(h) if self.pre_norm else h
+        keys, values = join_product(cache.keys, x, self.key), join_product(cache.values, x, self.value)  # [cached; new]
+        return keys, values, newest_pairs(keys, values, h.shape[1], memory)
 
     def keys_values(self, context: Float[Tensor, "B K E"]) -> tuple[Float[Tensor, "B H K D"], Float[Tensor, "B H K D"]]:
         context = self.attention_norm(context) if self.pre_norm else context

@@ -1,0 +1,120 @@
+"""benchmarks/plan.py: commands run once, continue after a limit or a signal, and results are packed without weights."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+from longspan.training.recipe import load_recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "benchmarks" / "plan.py"
+PLAN = """
+[texts]
+tiny = "tiny.txt"
+
+[[run]]
+name = "first"
+minutes = 1
+answers = "what happens"
+results = "nowhere"
+steps = [
+    "echo {source} >> {runs}/order.txt",
+    ["echo a >> {runs}/a.txt; python -c 'import longspan'", "echo b >> {runs}/b.txt; longspan --version"],
+    "%s",
+]
+
+[[run]]
+name = "second"
+minutes = 2
+answers = "the rest"
+results = "nowhere"
+steps = ["false; echo never >> {runs}/order.txt", "echo never >> {runs}/order.txt"]
+"""
+
+
+def start(folder: Path, *names: str, last: str = "true", **options: object) -> "subprocess.Popen[str]":
+    (folder / "plan.toml").write_text(PLAN % last)
+    words = [str(word) for key, value in options.items() for word in (f"--{key}", value)]
+    command = [sys.executable, str(SCRIPT), *names, "--plan", f"{folder}/plan.toml", "--runs", f"{folder}/runs", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def finish(process: "subprocess.Popen[str]") -> tuple[int, list[list[str]]]:
+    """The exit code, and the name and state of every command."""
+    printed, _ = process.communicate(timeout=60)
+    return process.returncode, [re.split(r"  +", line)[:2] for line in printed.splitlines()]
+
+
+def test_commands_run_once_and_a_failed_one_ends_its_run(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    code, states = finish(start(tmp_path, "second", "first", source="texts"))
+    assert code == 1
+    assert states[0] == ["second-1", "failed"]
+    assert sorted(states[1:]) == [[f"first-{name}", "done"] for name in ("1", "2a", "2b", "3")]
+    assert finish(start(tmp_path, "first")) == (0, [])
+    assert (runs / "order.txt").read_text() == "texts\n"
+    assert (runs / "a.txt").read_text() == "a\n"
+    assert (runs / "logs" / "first-2b.log").read_text().startswith("longspan ")
+
+
+@pytest.mark.parametrize("how", ["limit", "signal"])
+def test_a_command_that_is_cut_off_can_save_and_runs_again(tmp_path: Path, how: str) -> None:
+    runs = tmp_path / "runs"
+    saving = f"trap 'echo saved >> {runs}/saved.txt; exit 1' TERM; touch {runs}/started; sleep 60 & wait"
+    process = start(tmp_path, "first", last=saving, limit=20 if how == "limit" else 500, grace=8)
+    if how == "signal":
+        while not (runs / "started").exists():
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+    code, states = finish(process)
+    assert (code, states[-1]) == (0, ["first-3", "cut off"])
+    assert (runs / "saved.txt").read_text() == "saved\n"
+    assert finish(start(tmp_path, "first"))[1] == [["first-3", "done"]]
+
+
+def test_results_are_packed_without_weights(tmp_path: Path) -> None:
+    runs, out = tmp_path / "runs", tmp_path / "out"
+    for name, size in {"run/metrics.csv": 10, "run/table.json": 3_000_000, "run/model.safetensors": 10}.items():
+        (runs / name).parent.mkdir(parents=True, exist_ok=True)
+        (runs / name).write_bytes(b" " * size)
+    (runs / "weights").mkdir()
+    (runs / "weights" / "model.safetensors").write_bytes(os.urandom(20_000_000))
+    assert finish(start(tmp_path, "first", pack=out))[0] == 0
+    with tarfile.open(out / "results.tar.gz") as archive:
+        names = archive.getnames()
+    assert "run/metrics.csv" in names
+    assert "logs/first-1.log" in names
+    assert not {"run/table.json", "run/model.safetensors", "weights/model.safetensors"} & set(names)
+    parts = sorted(out.glob("weights.tar.*"))
+    assert [part.stat().st_size <= 15_000_000 for part in parts] == [True, True]
+    (tmp_path / "whole.tar").write_bytes(b"".join(part.read_bytes() for part in parts))
+    with tarfile.open(tmp_path / "whole.tar") as archive:
+        file = archive.extractfile("weights/model.safetensors")
+        assert file is not None
+        assert file.read() == (runs / "weights" / "model.safetensors").read_bytes()
+
+
+def test_the_commands_of_the_plan_name_recipes_settings_and_scripts_that_exist() -> None:
+    lines = subprocess.run(
+        [sys.executable, SCRIPT, *plan_names(), "--print"], capture_output=True, text=True, check=True
+    ).stdout
+    for recipe, rest in re.findall(r"longspan train --recipe (\S+)([^;&|\n]*)", lines):
+        words = shlex.split(rest)
+        load_recipe(recipe, [words[i + 1] for i, word in enumerate(words) if word == "--set"])
+    scripts = set(re.findall(r"python (benchmarks/\S+)", lines))
+    assert scripts
+    assert [name for name in scripts if not (ROOT / name).is_file()] == []
+    assert not re.search(r"\{(?!print)[a-z]+\}", lines)
+
+
+def plan_names() -> list[str]:
+    printed = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=True).stdout
+    return re.findall(r"^\| ([\w-]+) \| \d", printed, re.MULTILINE)

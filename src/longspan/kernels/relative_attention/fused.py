@@ -160,7 +160,7 @@ def _backward(
     first_key = contiguous(first_key)
     plan = stored.chosen(query, K, first_key)
     if plan is not None:
-        grads = stored.backward(plan, grad, out, lse, query, key, value, distance, u, w, seed, window, dropout)
+        grads = plan.backward(grad, out, lse, query, key, value, distance, u, w, seed, window, dropout)
         *same, of_distance, of_u, of_w = grads
         of_distance = torch.empty_like(table).copy_(of_distance)
         return *same, of_distance, of_u.to(u.dtype), of_w.to(w.dtype)  # type: ignore[return-value]

@@ -64,9 +64,12 @@ WARP = tl.constexpr(2)
 HALF = tl.constexpr(3)
 
 
+WINDOWED = {"forward_kernel", "query_kernel", "key_kernel", "stored_kernel"}  # kernels with the window
+
+
 def raise_shared_limit(_module: Any, function: int, name: str, *_: Any) -> None:
     """Raise the limit of shared memory: Triton requests only what it allocates itself, without this window."""
-    if name in ("forward_kernel", "query_kernel", "key_kernel", "stored_kernel"):
+    if name in WINDOWED:
         driver, got = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
         handle, device = ctypes.c_void_p(function), ctypes.c_int(triton.runtime.driver.active.get_current_device())
         driver.cuDeviceGetAttribute(ctypes.byref(got), 97, device)  # MAX_SHARED_MEMORY_PER_BLOCK_OPTIN

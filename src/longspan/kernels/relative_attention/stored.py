@@ -27,6 +27,51 @@ class Plan:
     prefetch: bool = True  # into the L2 cache, all tiles of a reader
     registers: int | None = 168
 
+    def backward(
+        self, grad: Tensor, out: Tensor, lse: Tensor, query: Tensor, key: Tensor, value: Tensor, distance: Tensor,
+        u: Tensor, w: Tensor, seed: Tensor | None, window: int, dropout: float,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        """Gradients of query, key, value, distance, u and w; the last three in float32."""
+        from longspan.kernels.relative_attention.fused import LOG2E, empty_heads, launch, padded
+        from longspan.kernels.relative_attention.fused_backward import prepare_kernel
+        from longspan.kernels.relative_attention.stored_backward import stored_kernel
+
+        B, H, L, D = query.shape
+        K, C, BD = key.shape[2], distance.shape[1], padded(D)
+        how = launch("query", query, K, plain=dropout == 0.0)
+        T = how.T
+        cells = cells_of(self, B * H, L, K, T, query.element_size())
+        with_u, with_w = query.new_empty(2, B, H, L, D).unbind(0)
+        delta = torch.empty_like(lse)
+        prepare_kernel[(-(-L // 64), B * H)](
+            query, u.contiguous(), w.contiguous(), out, grad, with_u, with_w, delta,
+            *query.stride()[:3], *out.stride()[:3], *grad.stride()[:3], H, L, D=D, BD=BD, T=64,
+        )  # fmt: skip
+        stored = query.new_empty(cells.ring, cells.blocks, cells.columns, self.planes, T, T)
+        sums = (B, H, cells.blocks, T, BD) if cells.split else (1,)
+        partial = query.new_empty(sums, dtype=torch.float32)
+        grad_distance, flags = zeros(query, (H, C, D), 4 + 2 * cells.count)
+        grad_query, grad_key, grad_value = empty_heads(query, L), empty_heads(key, K), empty_heads(value, K)
+        grad_biases = query.new_empty(B, H, cells.blocks, D, dtype=torch.float32)
+        grad_u = query.new_empty(B, H, cells.all_tiles, D, dtype=torch.float32)
+        registers: dict[str, Any] = {}
+        if self.registers is not None and how.registers is not None:
+            registers["maxnreg"] = self.registers
+        stored_kernel[(cells.programs(self.planes),)](
+            with_u, with_w, key, value, distance, grad, lse, delta, seed,
+            stored, partial, flags, grad_query, grad_key, grad_value, grad_distance, grad_biases, grad_u,
+            *key.stride()[:3], *value.stride()[:3], *distance.stride()[:2], *grad.stride()[:3],
+            *grad_query.stride()[:3], *grad_key.stride()[:3], *grad_value.stride()[:3],
+            H, L, K - L, C, window, D**-0.5, LOG2E * D**-0.5, dropout,
+            cells.slots, cells.count, cells.lag, cells.ring, cells.blocks, cells.tiles, cells.all_tiles,
+            D=D, BD=BD, T=T, WINDOW=window > 0, DROPOUT=dropout > 0.0, SLIDE=how.slide,
+            PRECISION="ieee" if query.dtype == torch.float32 else "tf32", PLANES=self.planes, SPLIT=cells.split,
+            STAGES=self.stages if D <= 64 else min(self.stages, 2), PREFETCH=self.prefetch,
+            num_warps=how.num_warps, num_stages=how.num_stages, **registers,
+        )  # fmt: skip
+        of_u = grad_u.sum((0, 2))
+        return grad_query, grad_key, grad_value, grad_distance, of_u, grad_biases.sum((0, 2)) - of_u
+
 
 _plans: list[Plan | None] = []
 
@@ -104,52 +149,6 @@ def cells_of(plan: Plan, slots: int, L: int, K: int, T: int, size: int) -> Cells
     each = plan.planes * size * blocks * (tiles + (chunks > 1)) * T * T
     ring = max(1, min(chunks * slots, plan.limit // each))
     return Cells(slots, blocks, tiles, all_tiles, ring, min(-(-plan.ahead // blocks), ring * 3 // 4))
-
-
-def backward(
-    plan: Plan, grad: Tensor, out: Tensor, lse: Tensor, query: Tensor, key: Tensor, value: Tensor, distance: Tensor,
-    u: Tensor, w: Tensor, seed: Tensor | None, window: int, dropout: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of query, key, value, distance, u and w; the last three in float32."""
-    from longspan.kernels.relative_attention.fused import LOG2E, empty_heads, launch, padded
-    from longspan.kernels.relative_attention.fused_backward import prepare_kernel
-    from longspan.kernels.relative_attention.stored_backward import stored_kernel
-
-    B, H, L, D = query.shape
-    K, C, BD = key.shape[2], distance.shape[1], padded(D)
-    how = launch("query", query, K, plain=dropout == 0.0)
-    T = how.T
-    cells = cells_of(plan, B * H, L, K, T, query.element_size())
-    with_u, with_w = query.new_empty(2, B, H, L, D).unbind(0)
-    delta = torch.empty_like(lse)
-    prepare_kernel[(-(-L // 64), B * H)](
-        query, u.contiguous(), w.contiguous(), out, grad, with_u, with_w, delta,
-        *query.stride()[:3], *out.stride()[:3], *grad.stride()[:3], H, L, D=D, BD=BD, T=64,
-    )  # fmt: skip
-    stored = query.new_empty(cells.ring, cells.blocks, cells.columns, plan.planes, T, T)
-    sums = (B, H, cells.blocks, T, BD) if cells.split else (1,)
-    partial = query.new_empty(sums, dtype=torch.float32)
-    grad_distance, flags = zeros(query, (H, C, D), 4 + 2 * cells.count)
-    grad_query, grad_key, grad_value = empty_heads(query, L), empty_heads(key, K), empty_heads(value, K)
-    grad_biases = query.new_empty(B, H, cells.blocks, D, dtype=torch.float32)
-    grad_u = query.new_empty(B, H, cells.all_tiles, D, dtype=torch.float32)
-    registers: dict[str, Any] = {}
-    if plan.registers is not None and how.registers is not None:
-        registers["maxnreg"] = plan.registers
-    stored_kernel[(cells.programs(plan.planes),)](
-        with_u, with_w, key, value, distance, grad, lse, delta, seed,
-        stored, partial, flags, grad_query, grad_key, grad_value, grad_distance, grad_biases, grad_u,
-        *key.stride()[:3], *value.stride()[:3], *distance.stride()[:2], *grad.stride()[:3],
-        *grad_query.stride()[:3], *grad_key.stride()[:3], *grad_value.stride()[:3],
-        H, L, K - L, C, window, D**-0.5, LOG2E * D**-0.5, dropout,
-        cells.slots, cells.count, cells.lag, cells.ring, cells.blocks, cells.tiles, cells.all_tiles,
-        D=D, BD=BD, T=T, WINDOW=window > 0, DROPOUT=dropout > 0.0, SLIDE=how.slide,
-        PRECISION="ieee" if query.dtype == torch.float32 else "tf32", PLANES=plan.planes, SPLIT=cells.split,
-        STAGES=plan.stages if D <= 64 else min(plan.stages, 2), PREFETCH=plan.prefetch,
-        num_warps=how.num_warps, num_stages=how.num_stages, **registers,
-    )  # fmt: skip
-    of_u = grad_u.sum((0, 2))
-    return grad_query, grad_key, grad_value, grad_distance, of_u, grad_biases.sum((0, 2)) - of_u
 
 
 def zeros(like: Tensor, shape: tuple[int, ...], flags: int) -> tuple[Tensor, Tensor]:

@@ -53,7 +53,7 @@ class Joint:
         self, grad: Tensor, out: Tensor, lse: Tensor, query: Tensor, key: Tensor, value: Tensor, distance: Tensor,
         u: Tensor, w: Tensor, seed: Tensor | None, window: int, dropout: float,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        """Gradients of query, key, value, distance, u and w; the last three in float32."""
+        """Gradients of query, key, value and distance, and shares of those of u + w and of u."""
         B, H, L, D = query.shape
         K, C, BD = key.shape[2], distance.shape[1], padded(D)
         how = launch("query", query, K, plain=dropout == 0.0)
@@ -93,7 +93,7 @@ class Joint:
             )  # fmt: skip
             for result, total in zip((grad_key, grad_value), here, strict=True):
                 result[some].transpose(1, 2).copy_(total)
-        return grad_query, grad_key, grad_value, grad_distance, *(part.sum((0, 2)) for part in biases)
+        return grad_query, grad_key, grad_value, grad_distance, *biases
 
 
 def table(tensor: Tensor, T: int, BD: int) -> Any:
@@ -170,7 +170,7 @@ def joint_span(
 @triton.jit(do_not_specialize=LENGTHS)
 def joint_kernel(
     with_u, with_w, key, value, distance, grad, lse, delta, first, seed_ptr,
-    grad_query, grad_key, grad_value, grad_distance, grad_u, grad_w,
+    grad_query, grad_key, grad_value, grad_distance, grad_biases, grad_u,
     stride_kb, stride_kh, stride_kl, stride_vb, stride_vh, stride_vl, stride_dh, stride_dc,
     stride_gb, stride_gh, stride_gl, stride_qb, stride_qh, stride_ql,
     H, L, M, C, window, scale, score_scale, dropout,
@@ -241,5 +241,5 @@ def joint_kernel(
         mask=(i < L)[:, None] & (columns < D)[None, :],
     )
     share = (bh * tl.num_programs(0) + block) * D + columns
+    tl.store(grad_biases + share, tl.sum(by_key + by_distance, 0), mask=columns < D)
     tl.store(grad_u + share, tl.sum(by_key, 0), mask=columns < D)
-    tl.store(grad_w + share, tl.sum(by_distance, 0), mask=columns < D)

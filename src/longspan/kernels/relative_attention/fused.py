@@ -160,10 +160,10 @@ def _backward(
     first_key = contiguous(first_key)
     plan = stored.chosen(query, K, first_key)
     if plan is not None:
-        grads = plan.backward(grad, out, lse, query, key, value, distance, u, w, seed, window, dropout)
-        *same, of_distance, of_u, of_w = grads
-        of_distance = torch.empty_like(table).copy_(of_distance)
-        return *same, of_distance, of_u.to(u.dtype), of_w.to(w.dtype)  # type: ignore[return-value]
+        *same, grad_distance, grad_biases, grad_u = plan.backward(
+            grad, out, lse, query, key, value, distance, u, w, seed, window, dropout
+        )
+        return *same, *finish(grad_biases, grad_u, grad_distance, table, u, w)  # type: ignore[return-value]
     scale = D**-0.5
     sizes = (H, L, K - L, C, window, scale, LOG2E * scale, dropout)
 
@@ -202,10 +202,31 @@ def _backward(
     if parts > 1:
         rest = split.join_gradients(grad_query, to, grad_biases, grad_u, grad_distance, table, u, w)
         return grad_query, grad_key, grad_value, *rest
-    of_u = grad_u.sum((0, 2))
-    of_w = grad_biases.sum((0, 1, 3)) - of_u
-    of_distance = torch.empty_like(table).copy_(grad_distance)  # in the layout of the projection that made the table
-    return grad_query, grad_key, grad_value, of_distance, of_u.to(u.dtype), of_w.to(w.dtype)
+    return grad_query, grad_key, grad_value, *finish(grad_biases[0], grad_u, grad_distance, table, u, w)
+
+
+def finish(
+    grad_biases: Float[Tensor, "B H N D"],
+    grad_u: Float[Tensor, "B H J D"],
+    grad_distance: Float[Tensor, "H C D"],
+    table: Float[Tensor, "H C D"],
+    u: Float[Tensor, "H D"],
+    w: Float[Tensor, "H D"],
+) -> tuple[Float[Tensor, "H C D"], Float[Tensor, "H D"], Float[Tensor, "H D"]]:
+    """The gradients of distance, u and w in the dtypes and the layout of `table`, `u` and `w`. `grad_biases` are the
+    shares of u + w."""
+    from longspan.kernels.relative_attention.fused_backward import finish_kernel
+
+    B, H, N, D = grad_biases.shape
+    J, C = grad_u.shape[2], table.shape[1]
+    group, rows, table_rows = (4, 256, 16) if table.is_cuda else (16, 16, 16)
+    of_distance, of_u, of_w = torch.empty_like(table), u.new_empty(H, D), w.new_empty(H, D)
+    programs = max(H * -(-D // group), min(-(-H * C // table_rows), 528))  # at least four per multiprocessor
+    finish_kernel[(programs,)](
+        grad_biases, grad_u, grad_distance, of_distance, of_u, of_w, *of_distance.stride(),
+        H, C, B * N, N, B * J, J, D=D, BD=padded(D), GROUP=group, ROWS=rows, TABLE_ROWS=table_rows, num_warps=4,
+    )  # fmt: skip
+    return of_distance, of_u, of_w
 
 
 def shape_of(

@@ -31,7 +31,7 @@ class Plan:
         self, grad: Tensor, out: Tensor, lse: Tensor, query: Tensor, key: Tensor, value: Tensor, distance: Tensor,
         u: Tensor, w: Tensor, seed: Tensor | None, window: int, dropout: float,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        """Gradients of query, key, value, distance, u and w; the last three in float32."""
+        """Gradients of query, key, value and distance, and shares of those of u + w and of u."""
         from longspan.kernels.relative_attention.fused import LOG2E, empty_heads, launch, padded
         from longspan.kernels.relative_attention.fused_backward import prepare_kernel
         from longspan.kernels.relative_attention.stored_backward import stored_kernel
@@ -69,8 +69,7 @@ class Plan:
             STAGES=self.stages if D <= 64 else min(self.stages, 2), PREFETCH=self.prefetch,
             num_warps=how.num_warps, num_stages=how.num_stages, **registers,
         )  # fmt: skip
-        of_u = grad_u.sum((0, 2))
-        return grad_query, grad_key, grad_value, grad_distance, of_u, grad_biases.sum((0, 2)) - of_u
+        return grad_query, grad_key, grad_value, grad_distance, grad_biases, grad_u
 
 
 _plans: list[Plan | None] = []

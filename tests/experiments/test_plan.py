@@ -28,8 +28,14 @@ results = "nowhere"
 steps = [
     "echo {source} >> {runs}/order.txt",
     ["echo a >> {runs}/a.txt; python -c 'import longspan'", "echo b >> {runs}/b.txt; longspan --version"],
-    "%s",
 ]
+
+[[run]]
+name = "long"
+minutes = 3
+answers = "whether it can be cut off"
+results = "nowhere"
+steps = ["%s"]
 
 [[run]]
 name = "second"
@@ -58,7 +64,7 @@ def test_commands_run_once_and_a_failed_one_ends_its_run(tmp_path: Path) -> None
     code, states = finish(start(tmp_path, "second", "first", source="texts"))
     assert code == 1
     assert states[0] == ["second-1", "failed"]
-    assert sorted(states[1:]) == [[f"first-{name}", "done"] for name in ("1", "2a", "2b", "3")]
+    assert sorted(states[1:]) == [[f"first-{name}", "done"] for name in ("1", "2a", "2b")]
     assert finish(start(tmp_path, "first")) == (0, [])
     assert (runs / "order.txt").read_text() == "texts\n"
     assert (runs / "a.txt").read_text() == "a\n"
@@ -69,15 +75,15 @@ def test_commands_run_once_and_a_failed_one_ends_its_run(tmp_path: Path) -> None
 def test_a_command_that_is_cut_off_can_save_and_runs_again(tmp_path: Path, how: str) -> None:
     runs = tmp_path / "runs"
     saving = f"trap 'echo saved >> {runs}/saved.txt; exit 1' TERM; touch {runs}/started; sleep 60 & wait"
-    process = start(tmp_path, "first", last=saving, limit=20 if how == "limit" else 500, grace=8)
+    process = start(tmp_path, "long", last=saving, limit=8 if how == "limit" else 500, grace=3)
     if how == "signal":
         while not (runs / "started").exists():
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
     code, states = finish(process)
-    assert (code, states[-1]) == (0, ["first-3", "cut off"])
+    assert (code, states[-1]) == (0, ["long-1", "cut off"])
     assert (runs / "saved.txt").read_text() == "saved\n"
-    assert finish(start(tmp_path, "first"))[1] == [["first-3", "done"]]
+    assert finish(start(tmp_path, "long"))[1] == [["long-1", "done"]]
 
 
 def test_results_are_packed_without_weights(tmp_path: Path) -> None:

@@ -167,16 +167,15 @@ def _backward(
     scale = D**-0.5
     sizes = (H, L, K - L, C, window, scale, LOG2E * scale, dropout)
 
-    with_u, with_w = query.new_empty(2, B, H, L, D).unbind(0)
-    delta = torch.empty_like(lse)
+    with_w, delta, u, w = query.new_empty(B, H, L, D), torch.empty_like(lse), u.contiguous(), w.contiguous()
     prepare_kernel[(-(-L // 64), B * H)](
-        query, u.contiguous(), w.contiguous(), out, grad, with_u, with_w, delta,
+        query, w, out, grad, with_w, delta,
         *query.stride()[:3], *out.stride()[:3], *grad.stride()[:3],
         H, L, D=D, BD=padded(D), T=64,
     )  # fmt: skip
 
     strides = (*key.stride()[:3], *value.stride()[:3], *distance.stride()[:2], *grad.stride()[:3])
-    given = (with_u, with_w, key, value, distance, grad, lse, delta, first_key, seed)
+    given = (with_w, key, value, distance, grad, lse, delta, first_key, seed)
     how = launch("query", query, K, plain=first_key is None and dropout == 0.0)
     blocks = -(-L // how.T)
     grad_query = empty_heads(query, L)
@@ -187,7 +186,7 @@ def _backward(
     if parts > 1:  # two programs per multiprocessor, which have all the registers that they need
         how = replace(how, registers=None)
     query_kernel[(blocks, B * H, parts)](
-        *given, to, grad_distance, grad_biases, *strides, *to.stride()[-4:-1], *sizes,
+        query, u, *given, to, grad_distance, grad_biases, *query.stride()[:3], *strides, *to.stride()[-4:-1], *sizes,
         **shape_of(how, D, window, first_key, dropout, query.dtype), SPLIT=parts > 1,
     )  # fmt: skip
 
@@ -196,7 +195,7 @@ def _backward(
     blocks = -(-K // how.T)
     grad_u = query.new_empty(B, H, blocks, D, dtype=torch.float32)
     key_kernel[(blocks, B * H)](
-        *given, grad_key, grad_value, grad_u, *strides, *grad_key.stride()[:3], *grad_value.stride()[:3], *sizes,
+        u, w, *given, grad_key, grad_value, grad_u, *strides, *grad_key.stride()[:3], *grad_value.stride()[:3], *sizes,
         **shape_of(how, D, window, first_key, dropout, query.dtype),
     )  # fmt: skip
     if parts > 1:

@@ -41,10 +41,9 @@ class Plan:
         how = launch("query", query, K, plain=dropout == 0.0)
         T = how.T
         cells = cells_of(self, B * H, L, K, T, query.element_size())
-        with_u, with_w = query.new_empty(2, B, H, L, D).unbind(0)
-        delta = torch.empty_like(lse)
+        with_w, delta = query.new_empty(B, H, L, D), torch.empty_like(lse)
         prepare_kernel[(-(-L // 64), B * H)](
-            query, u.contiguous(), w.contiguous(), out, grad, with_u, with_w, delta,
+            query, w.contiguous(), out, grad, with_w, delta,
             *query.stride()[:3], *out.stride()[:3], *grad.stride()[:3], H, L, D=D, BD=BD, T=64,
         )  # fmt: skip
         stored = query.new_empty(cells.ring, cells.blocks, cells.columns, self.planes, T, T)
@@ -58,9 +57,9 @@ class Plan:
         if self.registers is not None and how.registers is not None:
             registers["maxnreg"] = self.registers
         stored_kernel[(cells.programs(self.planes),)](
-            with_u, with_w, key, value, distance, grad, lse, delta, seed,
+            query, u.contiguous(), w.contiguous(), with_w, key, value, distance, grad, lse, delta, seed,
             stored, partial, flags, grad_query, grad_key, grad_value, grad_distance, grad_biases, grad_u,
-            *key.stride()[:3], *value.stride()[:3], *distance.stride()[:2], *grad.stride()[:3],
+            *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *distance.stride()[:2], *grad.stride()[:3],
             *grad_query.stride()[:3], *grad_key.stride()[:3], *grad_value.stride()[:3],
             H, L, K - L, C, window, D**-0.5, LOG2E * D**-0.5, dropout,
             cells.slots, cells.count, cells.lag, cells.ring, cells.blocks, cells.tiles, cells.all_tiles,

@@ -20,7 +20,7 @@ are split, the gradient of the queries is summed in float32 from one part to the
 import triton
 import triton.language as tl
 
-from longspan.kernels.relative_attention.fused_backward import query_span
+from longspan.kernels.relative_attention.fused_backward import bias_change, query_span
 from longspan.kernels.relative_attention.fused_forward import LENGTHS, load_distances, load_rows, reach
 from longspan.kernels.relative_attention.fused_slide import (
     in_registers,
@@ -33,9 +33,9 @@ from longspan.kernels.relative_attention.stored_tiles import column_at, load_sum
 
 @triton.jit
 def produce(
-    with_u, with_w, key, value, distance, grad, lse, delta, seed_ptr,
+    query, u, with_w, key, value, distance, grad, lse, delta, seed_ptr,
     stored, partial, grad_query, grad_distance, grad_biases, ready, wanted, tickets,
-    stride_kl, stride_vl, stride_dc, stride_gl, stride_ql,
+    stride_il, stride_kl, stride_vl, stride_dc, stride_gl, stride_ql,
     bh, block, L, M, C, window, scale, score_scale, dropout, first_tile, end_tile, blocks, tiles,
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr,
     SLIDE: tl.constexpr, PRECISION: tl.constexpr, PLANES: tl.constexpr, SPLIT: tl.constexpr,
@@ -45,12 +45,12 @@ def produce(
     columns = tl.arange(0, BD)
     i = i0 + tl.arange(0, T)
     row = bh.to(tl.int64) * L
-    qu = load_rows(with_u + row * D, i, D, L, D, BD)
-    qw = load_rows(with_w + row * D, i, D, L, D, BD)
+    q = load_rows(query, i, stride_il, L, D, BD)
     g = load_rows(grad, i, stride_gl, L, D, BD)
-    qu = in_registers(qu, scale, SLIDE)
-    if BD <= 64:  # with wider heads the registers do not suffice for both
-        g = in_registers(g, scale, SLIDE)
+    if BD <= 64:  # with wider heads the registers do not suffice
+        q, g = in_registers(q, scale, SLIDE), in_registers(g, scale, SLIDE)
+    qu = (q + tl.load(u + columns, mask=columns < D, other=0.0)[None, :]).to(q.dtype)
+    qw = load_rows(with_w + row * D, i, D, L, D, BD)
     row_lse = tl.load(lse + row + i, mask=i < L, other=float("inf"))
     row_delta = tl.load(delta + row + i, mask=i < L, other=0.0) * scale
     seed = 0
@@ -116,7 +116,7 @@ def produce(
 
 @triton.jit
 def read_keys(
-    stored, with_u, grad, key, grad_key, grad_value, grad_u,
+    stored, u, w, with_w, grad, key, grad_key, grad_value, grad_u,
     stride_gl, stride_kl, stride_xl, stride_yl, bh, c, L, M, window, first_tile, blocks, tiles, all_tiles,
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, WINDOW: tl.constexpr, SLIDE: tl.constexpr,
     PRECISION: tl.constexpr, PLANES: tl.constexpr, STAGES: tl.constexpr, PREFETCH: tl.constexpr,
@@ -134,7 +134,7 @@ def read_keys(
     if PREFETCH:
         step = tiles * (PLANES * T * T)
         prefetch(stored + first * step, step, last + 1 - first, 2, T, SLIDE)
-    with_u += bh.to(tl.int64) * L * D
+    with_w += bh.to(tl.int64) * L * D
     columns = tl.arange(0, BD)
     j = (c - before) * T + M + column_at(tl.arange(0, T), SLIDE)
     here = ((j >= 0) & (j < M + L))[:, None] & (columns < D)[None, :]
@@ -153,13 +153,15 @@ def read_keys(
     ones = tl.broadcast_to((tl.arange(0, T)[:, None] + c >= 0).to(element), [T, 16])
     for block in tl.range(first, last + 1, num_stages=STAGES):
         grads = load_tile(stored + (block * tiles * PLANES + 1) * (T * T), T)
-        qu = load_rows(with_u, block * T + tl.arange(0, T), D, L, D, BD)
-        grad_k = tl.dot(tl.trans(grads), qu, grad_k, input_precision=PRECISION)
+        qw = load_rows(with_w, block * T + tl.arange(0, T), D, L, D, BD)
+        grad_k = tl.dot(tl.trans(grads), qw, grad_k, input_precision=PRECISION)
         received = tl.dot(tl.trans(grads), ones, received, input_precision=PRECISION)
+    received = tl.sum(received, 1)[:, None] / 16
+    grad_k += received * bias_change(u, w, D, BD)  # so far it was due to q + w instead of q + u
     tl.store(grad_key + j[:, None] * stride_xl + columns[None, :], grad_k.to(element), mask=here)
     # The gradient of u is the sum of the keys, each weighted by the sum of its score gradients.
     k = load_rows(key, j, stride_kl, M + L, D, BD)
-    share = tl.sum((tl.sum(received, 1) / 16)[:, None] * k.to(tl.float32), 0)
+    share = tl.sum(received * k.to(tl.float32), 0)
     tl.store(grad_u + (bh * all_tiles + c) * D + columns, share, mask=columns < D)
 
 
@@ -200,10 +202,10 @@ def read_distances(
 
 @triton.jit(do_not_specialize=[*LENGTHS, "slots", "cells", "lag", "ring", "blocks", "tiles", "all_tiles"])
 def stored_kernel(
-    with_u, with_w, key, value, distance, grad, lse, delta, seed_ptr,
+    query, u, w, with_w, key, value, distance, grad, lse, delta, seed_ptr,
     stored, partial, flags, grad_query, grad_key, grad_value, grad_distance, grad_biases, grad_u,
-    stride_kb, stride_kh, stride_kl, stride_vb, stride_vh, stride_vl, stride_dh, stride_dc,
-    stride_gb, stride_gh, stride_gl, stride_qb, stride_qh, stride_ql,
+    stride_ib, stride_ih, stride_il, stride_kb, stride_kh, stride_kl, stride_vb, stride_vh, stride_vl,
+    stride_dh, stride_dc, stride_gb, stride_gh, stride_gl, stride_qb, stride_qh, stride_ql,
     stride_xb, stride_xh, stride_xl, stride_yb, stride_yh, stride_yl,
     H, L, M, C, window, scale, score_scale, dropout, slots, cells, lag, ring, blocks, tiles, all_tiles,
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr,
@@ -226,6 +228,9 @@ def stored_kernel(
     if SPLIT:
         columns += 1
     stored += (cell % ring).to(tl.int64) * blocks * columns * (PLANES * T * T)
+    query += b * stride_ib + h * stride_ih
+    u += h * D
+    w += h * D
     key += b * stride_kb + h * stride_kh
     grad += b * stride_gb + h * stride_gh
     of_head = grad_distance + h * C * D
@@ -236,9 +241,10 @@ def stored_kernel(
             if cell >= ring:
                 wait_until(done + cell - ring, readers, flags, grad_distance, SLIDE)
             produce(
-                with_u, with_w, key, value + b * stride_vb + h * stride_vh, distance + h * stride_dh, grad, lse, delta,
-                seed_ptr, stored, partial, grad_query + b * stride_qb + h * stride_qh, of_head, grad_biases,
-                ready + cell - slots, blocks, flags, stride_kl, stride_vl, stride_dc, stride_gl, stride_ql,
+                query, u, with_w, key, value + b * stride_vb + h * stride_vh, distance + h * stride_dh,
+                grad, lse, delta, seed_ptr, stored, partial, grad_query + b * stride_qb + h * stride_qh,
+                of_head, grad_biases, ready + cell - slots, blocks, flags,
+                stride_il, stride_kl, stride_vl, stride_dc, stride_gl, stride_ql,
                 bh, block, L, M, C, window, scale, score_scale, dropout, first_tile, end_tile, blocks, columns,
                 D, BD, T, WINDOW, DROPOUT, SLIDE, PRECISION, PLANES, SPLIT,
             )  # fmt: skip
@@ -249,7 +255,7 @@ def stored_kernel(
         if place < tiles:
             if first_tile + place < end_tile:
                 read_keys(
-                    stored, with_u, grad, key, grad_key + b * stride_xb + h * stride_xh,
+                    stored, u, w, with_w, grad, key, grad_key + b * stride_xb + h * stride_xh,
                     grad_value + b * stride_yb + h * stride_yh, grad_u, stride_gl, stride_kl, stride_xl, stride_yl,
                     bh, first_tile + place, L, M, window, first_tile, blocks, columns, all_tiles,
                     D, BD, T, WINDOW, SLIDE, PRECISION, PLANES, STAGES, PREFETCH,

@@ -1,7 +1,7 @@
 """Variants of relative attention, against FlexAttention without the position term, in one process.
 
     python benchmarks/attention_variants.py [--shapes 512,2048,8192,wide,eval] [--variants today,stored] [--json FILE]
-    python benchmarks/attention_variants.py --training [--variants today,stored,queries-128+stored]
+    python benchmarks/attention_variants.py --training [--variants today,twice,in-turn+twice]
 
 Every variant is first checked against the reference in float64. Then all of them are timed in turn, forward and
 backward, plain and captured in a CUDA graph, and the forward pass alone, captured; the median round counts. `wide` has
@@ -76,18 +76,10 @@ VARIANTS: dict[str, Plan | None] = {  # plans of the backward pass; None compute
     "registers": Plan(registers=None),
 }
 FORWARD = {  # launch options of the forward kernel
-    "half-1": fused.Launch(64, 4, 1, fused.HALF),
-    "half-2": fused.Launch(64, 4, 2, fused.HALF),
-    "half-2-168": fused.Launch(64, 4, 2, fused.HALF, 168),
-    "half-3": fused.Launch(64, 4, 3, fused.HALF),
-    "warp-3": fused.Launch(64, 4, 3, fused.WARP),
+    "in-turn": fused.Launch(64, 4, 2, fused.HALF, 168),
     "table": fused.Launch(64, 4, 2, fused.HALF, 168, table=True),
-    "looped": fused.Launch(64, 4, 2, fused.HALF, 168, order=fused.LOOPED, table=True),
-    "scores-ahead": fused.Launch(64, 4, 2, fused.HALF, 168, order=fused.SCORES_AHEAD, table=True),
-    "positions-ahead": fused.Launch(64, 4, 3, fused.HALF, order=fused.POSITIONS_AHEAD, table=True),
-    "queries-128": fused.Launch(64, 4, 2, fused.HALF, queries=128, table=True),
-    "queries-128-copied": fused.Launch(64, 4, 2, fused.HALF, queries=128),
-    "queries-128-ahead": fused.Launch(64, 4, 2, fused.HALF, queries=128, order=fused.SCORES_AHEAD, table=True),
+    "ahead": fused.Launch(64, 4, 2, fused.HALF, 168, ahead=True),
+    "warp-3": fused.Launch(64, 4, 3, fused.WARP),
 }
 DEFAULT = "today,stored,by-distance,no-prefetch,ring-416,lag-32,lag-64,keys-2048,keys-all"
 BOUND = 1.5e-2

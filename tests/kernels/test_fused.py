@@ -77,18 +77,17 @@ def use_forward(monkeypatch: pytest.MonkeyPatch, how: fused.Launch) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize(("queries", "order"), [(16, 1), (16, 2), (16, 3), (32, 0), (32, 1), (32, 2)])
-@pytest.mark.parametrize(("L", "table"), [(33, False), (16, True)])
-def test_interpreted_forward_kernels_of_every_order(
-    queries: int, order: int, L: int, table: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("L", "ahead", "table"), [(33, True, False), (16, True, True), (16, False, True)])
+def test_interpreted_forms_of_the_forward_kernel(
+    L: int, ahead: bool, table: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against the reference, and with dropout and a discount against the default order. With a table, keys, values and
-    position keys are loaded with descriptors."""
+    """Against the reference, and with dropout and a discount against the form without both options. With a table, keys,
+    values and position keys are loaded with descriptors."""
     tensors = draw(1, 1, L, 29, 16, 30, "cpu", torch.float32)
     first_key = documents(1, L, 29, "cpu")
     wanted = reference.relative_attention(*(tensor.double() for tensor in tensors), window=23, first_key=first_key)
     same = fused.relative_attention(*tensors, dropout=0.25, discount=2.0, seed=3)
-    use_forward(monkeypatch, fused.Launch(16, 4, 1, fused.GATHER, queries=queries, order=order, table=table))
+    use_forward(monkeypatch, fused.Launch(16, 4, 1, fused.GATHER, ahead=ahead, table=table))
     if table:
         monkeypatch.setattr(fused, "HALF", fused.GATHER)  # the form that has descriptors
     out = fused.relative_attention(*tensors, window=23, first_key=first_key)
@@ -102,15 +101,16 @@ def test_interpreted_forward_kernels_of_every_order(
 @pytest.mark.parametrize(
     "how",
     [
-        fused.Launch(64, 4, 2, fused.HALF, 168, order=fused.LOOPED, table=True),
-        fused.Launch(64, 4, 2, fused.HALF, 168, order=fused.SCORES_AHEAD, table=True),
-        fused.Launch(64, 4, 3, fused.HALF, order=fused.POSITIONS_AHEAD),
-        fused.Launch(64, 4, 2, fused.HALF, queries=128),
-        fused.Launch(64, 4, 2, fused.HALF, queries=128, order=fused.SCORES_AHEAD, table=True),
+        fused.Launch(64, 4, 2, fused.HALF, 168),
+        fused.Launch(64, 4, 2, fused.HALF, 168, table=True),
+        fused.Launch(64, 4, 2, fused.HALF, 168, ahead=True),
+        fused.Launch(64, 4, 2, fused.HALF, 168, ahead=True, table=True),
+        fused.Launch(64, 4, 3, fused.WARP),
+        fused.Launch(64, 4, 2, fused.BLOCK),
     ],
-    ids=["looped", "scores-ahead", "positions-ahead", "queries-128", "queries-128-ahead"],
+    ids=["half", "table", "ahead", "ahead-table", "warp", "block"],
 )
-def test_forward_kernels_of_every_order(
+def test_forms_of_the_forward_kernel(
     how: fused.Launch, L: int, M: int, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_forward(monkeypatch, how)

@@ -71,6 +71,7 @@ VARIANTS: dict[str, Plan | None] = {  # plans of the backward pass; None compute
     "keys-2048": Plan(keys=2048, limit=416 * MIB),
     "keys-all": Plan(keys=1 << 30, limit=1024 * MIB),
     "by-distance-416": Plan(planes=3, limit=416 * MIB),
+    "by-distance-256": Plan(planes=3, ahead=256),  # two programs per multiprocessor with heads of 128
     "no-prefetch": Plan(prefetch=False),
     "two-stages": Plan(stages=2),
     "registers": Plan(registers=None),
@@ -80,6 +81,10 @@ FORWARD = {  # launch options of the forward kernel
     "table": fused.Launch(64, 4, 2, fused.HALF, 168, table=True),
     "ahead": fused.Launch(64, 4, 2, fused.HALF, 168, ahead=True),
     "warp-3": fused.Launch(64, 4, 3, fused.WARP),
+    # For heads of 128; by default warp-2 and one program per multiprocessor.
+    "half-1-ahead": fused.Launch(64, 4, 1, fused.HALF, ahead=True, table=True),  # two programs, loads are awaited
+    "half-2-ahead": fused.Launch(64, 4, 2, fused.HALF, ahead=True, table=True),  # one program
+    "still-2-ahead": fused.Launch(64, 4, 2, fused.STILL, ahead=True),  # two programs
 }
 DEFAULT = "today,stored,by-distance,no-prefetch,ring-416,lag-32,lag-64,keys-2048,keys-all"
 BOUND = 1.5e-2

@@ -77,13 +77,16 @@ def use_forward(monkeypatch: pytest.MonkeyPatch, how: fused.Launch) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize(("L", "ahead", "table"), [(33, True, False), (16, True, True), (16, False, True)])
+@pytest.mark.parametrize(
+    ("L", "D", "ahead", "table"),
+    [(33, 16, True, False), (16, 16, True, True), (16, 16, False, True), (17, 80, True, False)],
+)
 def test_interpreted_forms_of_the_forward_kernel(
-    L: int, ahead: bool, table: bool, monkeypatch: pytest.MonkeyPatch
+    L: int, D: int, ahead: bool, table: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against the reference, and with dropout and a discount against the form without both options. With a table, keys,
     values and position keys are loaded with descriptors."""
-    tensors = draw(1, 1, L, 29, 16, 30, "cpu", torch.float32)
+    tensors = draw(1, 1, L, 29, D, 30, "cpu", torch.float32)
     first_key = documents(1, L, 29, "cpu")
     wanted = reference.relative_attention(*(tensor.double() for tensor in tensors), window=23, first_key=first_key)
     same = fused.relative_attention(*tensors, dropout=0.25, discount=2.0, seed=3)
@@ -99,23 +102,22 @@ def test_interpreted_forms_of_the_forward_kernel(
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize(("L", "M"), [(1, 0), (63, 2100), (513, 512), (500, 7)])
 @pytest.mark.parametrize(
-    "how",
+    ("D", "how"),
     [
-        fused.Launch(64, 4, 2, fused.HALF, 168),
-        fused.Launch(64, 4, 2, fused.HALF, 168, table=True),
-        fused.Launch(64, 4, 2, fused.HALF, 168, ahead=True),
-        fused.Launch(64, 4, 2, fused.HALF, 168, ahead=True, table=True),
-        fused.Launch(64, 4, 3, fused.WARP),
-        fused.Launch(64, 4, 2, fused.BLOCK),
+        (64, fused.Launch(64, 4, 2, fused.HALF, 168)),
+        (64, fused.Launch(64, 4, 2, fused.HALF, 168, ahead=True)),
+        (64, fused.Launch(64, 4, 2, fused.BLOCK)),
+        (128, fused.Launch(64, 4, 2, fused.HALF, ahead=True, table=True)),
+        (128, fused.Launch(64, 4, 2, fused.STILL, ahead=True)),
     ],
-    ids=["half", "table", "ahead", "ahead-table", "warp", "block"],
+    ids=["in-turn", "ahead", "block", "wide-ahead", "wide-still"],
 )
 def test_forms_of_the_forward_kernel(
-    how: fused.Launch, L: int, M: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+    D: int, how: fused.Launch, L: int, M: int, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_forward(monkeypatch, how)
     with split.using(1):
-        assert_close_to_reference(draw(2, 2, L, M, 64, None, "cuda", torch.bfloat16), 1e-2, window)
+        assert_close_to_reference(draw(2, 2, L, M, D, None, "cuda", torch.bfloat16), 1e-2, window)
 
 
 @interpreted

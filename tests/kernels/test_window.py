@@ -2,9 +2,12 @@
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+
+from longspan.kernels.relative_attention import fused
 
 pytest.importorskip("triton")
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="needs Triton's interpreter")
@@ -73,20 +76,26 @@ def of_lanes(tile: torch.Tensor, warp: int) -> list[torch.Tensor]:
     return [tile[rows + 8 * (k >> 1 & 1), columns + 8 * (k >> 2) + (k & 1)] for k in range(32)]
 
 
+def size_of(buffer: Any) -> int:
+    return int(re.search(r"\[(\d+)\]", buffer.value).group(1))  # type: ignore[union-attr]
+
+
 @interpreted
-def test_shifted_scores_come_back_from_shared_memory() -> None:
+@pytest.mark.parametrize("slide", [fused.HALF, fused.STILL])
+def test_shifted_scores_come_back_from_shared_memory(slide: int) -> None:
     """Over more tiles than the window has moves: score [ii, jj] of a tile is that of its distance."""
     from longspan.kernels.relative_attention import slide_ptx as ptx
     from tests.kernels.window_kernel import addresses_kernel
 
     tables = torch.zeros(3, T, T, dtype=torch.int32)
-    addresses_kernel[(1,)](tables, T)
+    addresses_kernel[(1,)](tables, T, slide)
     older, newer, keys = tables.long()
-    steps = ptx.steps_of(3)
+    still = slide == fused.STILL
+    back, buffer = (ptx.MOVE_BACK_STILL, ptx.STILL_BUFFER) if still else (ptx.MOVE_BACK, ptx.HALF_BUFFER)
+    steps = ptx.steps_of(slide)
     tiles = steps + 2
     scores = torch.randn(T, (tiles + 1) * T).half().float()  # by query and distance, the farthest first
-    size = re.search(r"\[(\d+)\]", ptx.HALF_BUFFER.value).group(1)  # type: ignore[union-attr]
-    memory = torch.full((int(size) // 4,), -1)
+    memory = torch.full((size_of(buffer) // 4,), -1)
 
     def execute(asm: str, warp: int, values: torch.Tensor, addresses: torch.Tensor) -> Registers:
         lanes = {f"${32 + k}": number for k, number in enumerate(of_lanes(values, warp))}
@@ -104,4 +113,12 @@ def test_shifted_scores_come_back_from_shared_memory() -> None:
             got = torch.stack([lanes[f"${k}"] for k in range(32)])
             assert torch.equal(got, torch.stack(of_lanes(wanted[n], warp)))
             if n % steps == steps - 1:
-                execute(ptx.MOVE_BACK.value, warp, scores[:, :T], older)
+                execute(back.value, warp, scores[:, :T], older)
+
+
+def test_windows_end_at_a_multiple_of_1024_bytes() -> None:
+    """Triton's own shared memory begins where they end, and its swizzled tensor-core tiles need this alignment."""
+    from longspan.kernels.relative_attention import slide_ptx as ptx
+
+    for buffer in (ptx.HALF_BUFFER, ptx.STILL_BUFFER, ptx.BUFFER_64, ptx.TALL_64, ptx.SHORT_64):
+        assert size_of(buffer) % 1024 == 0

@@ -17,7 +17,7 @@ from longspan.kernels.relative_attention import split, stored
 from longspan.shapes import Float, Int, Tensor
 
 LOG2E = 1.4426950408889634
-GATHER, BLOCK, WARP, HALF = range(4)  # fused_slide.py
+GATHER, BLOCK, WARP, HALF, STILL = range(5)  # fused_slide.py
 
 
 def relative_attention(

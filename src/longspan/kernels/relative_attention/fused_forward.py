@@ -241,6 +241,10 @@ def forward_kernel(
     if DROPOUT:
         seed = tl.load(seed_ptr)
 
+    if AHEAD and BD > 64:
+        # Zero as a product, which has the layout of sums. Else Triton would carry them twice through the first loop,
+        # and ptxas would wait after every tensor-core instruction.
+        acc = tl.dot(tl.zeros([T, 16], q.dtype), tl.zeros([16, BD], q.dtype), input_precision=PRECISION)
     base = rolling_buffer(T, SLIDE)
     farthest, complete = reach(i0, M, L, window, first, T, WINDOW, FIRST)
     nearest = 0
@@ -249,7 +253,8 @@ def forward_kernel(
         farthest, complete, nearest = share_of(farthest, complete)
     older = position_scores(farthest + 1, h, qw, distance, stride_dc, C, D, BD, T, PRECISION, TABLE)
     keep_first(base, older, T, SLIDE)
-    acc = tl.zeros([T, BD], tl.float32)
+    if not (AHEAD and BD > 64):
+        acc = tl.zeros([T, BD], tl.float32)
     top = tl.full([T], float("-inf"), tl.float32)
     total = tl.zeros([T], tl.float32)
     ready = tl.zeros([T, T], tl.float32)

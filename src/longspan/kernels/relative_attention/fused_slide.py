@@ -4,7 +4,7 @@ A tile of T queries and T keys, n tiles before the queries' own keys, uses the d
 t = jj - ii + T - 1 from 0 to 2 T - 2. When n goes down by one, the next tile uses T of the same distances. So a window
 of 2 T columns moves along, and each position score is computed once.
 
-Four methods, chosen at compile time by SLIDE:
+Five methods, chosen at compile time by SLIDE:
 
     GATHER  tl.gather from both halves of the window, in registers; works wherever Triton does, also in its interpreter
     BLOCK   the window is in shared memory, written with one row stride and read with that stride minus one; the
@@ -13,6 +13,8 @@ Four methods, chosen at compile time by SLIDE:
             block barrier, and one address per thread for all its numbers
     HALF    the same with 16 bits per number, so that three programs fit on a multiprocessor: position scores in
             float16, saturated, and gradients in bfloat16, the type that the products need
+    STILL   HALF without moves, in the forward pass: half of the window is copied after every tile. The window has 17
+            KB instead of 19, so that with heads of 128 and two stages two programs fit on a multiprocessor
 """
 
 # ruff: noqa: RET505, SIM102 (Triton compiles one branch of a condition; code after a return is compiled too)
@@ -31,6 +33,7 @@ from longspan.kernels.relative_attention.slide_ptx import (
     BUFFER_64,
     HALF_BUFFER,
     MOVE_BACK,
+    MOVE_BACK_STILL,
     PAD,
     PUT_136,
     PUT_GRADS,
@@ -39,6 +42,7 @@ from longspan.kernels.relative_attention.slide_ptx import (
     PUT_SHORT_WITH,
     PUT_WITH,
     SHORT_64,
+    STILL_BUFFER,
     TAKE_135,
     TAKE_136,
     TAKE_GRADS,
@@ -55,6 +59,7 @@ GATHER = tl.constexpr(0)
 BLOCK = tl.constexpr(1)
 WARP = tl.constexpr(2)
 HALF = tl.constexpr(3)
+STILL = tl.constexpr(4)
 
 
 def raise_shared_limit(_module: Any, function: int, name: str, *_: Any) -> None:
@@ -102,7 +107,7 @@ def in_registers(tile, number, SLIDE: tl.constexpr):
 @triton.jit
 def put(address, values, SLIDE: tl.constexpr):
     """Store values in the window."""
-    if SLIDE == HALF:
+    if SLIDE >= HALF:
         tl.inline_asm_elementwise(PUT_SCORES, PUT_WITH, [values, address], tl.int32, False, 32)
     elif SLIDE == WARP:
         tl.inline_asm_elementwise(PUT_136, PUT_WITH, [values, address], tl.int32, False, 32)
@@ -115,7 +120,7 @@ def put(address, values, SLIDE: tl.constexpr):
 @triton.jit
 def take(address, like, SLIDE: tl.constexpr, SHIFTED: tl.constexpr = False):
     """Load numbers of the window, in the register layout of `like`; SHIFTED is by key instead of by distance."""
-    if SLIDE == HALF:
+    if SLIDE >= HALF:
         tl.static_assert(SHIFTED)
         return tl.inline_asm_elementwise(TAKE_SCORES, TAKE_WITH, [like, address], tl.float32, False, 32)
     elif (SLIDE == WARP) & SHIFTED:
@@ -129,7 +134,7 @@ def take(address, like, SLIDE: tl.constexpr, SHIFTED: tl.constexpr = False):
 @triton.jit
 def barrier(SLIDE: tl.constexpr):
     """A barrier: writes to shared memory before it are visible after it."""
-    if (SLIDE == WARP) | (SLIDE == HALF):
+    if SLIDE >= WARP:
         tl.inline_asm_elementwise("bar.warp.sync 0xffffffff; mov.b32 $0, 0;", "=r", [], tl.int32, False, 1)
     elif SLIDE == BLOCK:
         # tl.debug_barrier would work, but Triton does not pipeline a loop that contains it.
@@ -143,6 +148,8 @@ def rolling_buffer(T: tl.constexpr, SLIDE: tl.constexpr):
         return 0
     elif SLIDE == HALF:
         return tl.inline_asm_elementwise(HALF_BUFFER, "=r", [], tl.int32, False, 1)
+    elif SLIDE == STILL:
+        return tl.inline_asm_elementwise(STILL_BUFFER, "=r", [], tl.int32, False, 1)
     elif T == 64:
         return tl.inline_asm_elementwise(BUFFER_64, "=r", [], tl.int32, False, 1)
     else:
@@ -172,20 +179,21 @@ def row_address(at, STRIDE: tl.constexpr, T: tl.constexpr, SLIDE: tl.constexpr):
     the rows of different warps.
     """
     rows = tl.arange(0, T)[:, None]
-    places = rows * STRIDE + (rows // 16) * (steps(SLIDE) * T) + tl.arange(0, T)[None, :]
-    return at + places * (2 if SLIDE == HALF else 4)
+    GAP: tl.constexpr = 0 if SLIDE == STILL else steps(SLIDE) * T
+    places = rows * STRIDE + (rows // 16) * GAP + tl.arange(0, T)[None, :]
+    return at + places * (2 if SLIDE >= HALF else 4)
 
 
 @triton.jit
 def window_address(at, NEWER: tl.constexpr, T: tl.constexpr, SLIDE: tl.constexpr):
     """Addresses of one half of the window, T distances: the older half or, if NEWER is 1, the newer one."""
-    return row_address(at, 2 * T + PAD, T, SLIDE) + NEWER * T * (2 if SLIDE == HALF else 4)
+    return row_address(at, 2 * T + PAD, T, SLIDE) + NEWER * T * (2 if SLIDE >= HALF else 4)
 
 
 @triton.jit
 def key_address(at, T: tl.constexpr, SLIDE: tl.constexpr):
     """Addresses of the position scores of a tile's keys: the row stride is one less."""
-    return row_address(at, 2 * T + PAD - 1, T, SLIDE) + (T - 1) * (2 if SLIDE == HALF else 4)
+    return row_address(at, 2 * T + PAD - 1, T, SLIDE) + (T - 1) * (2 if SLIDE >= HALF else 4)
 
 
 @triton.jit
@@ -198,7 +206,7 @@ def keep_first(base, block, T: tl.constexpr, SLIDE: tl.constexpr):
 @triton.jit
 def moved(base, step, T: tl.constexpr, SLIDE: tl.constexpr):
     """The address of the window of this step."""
-    return base + (2 if SLIDE == HALF else 4) * T * (step % steps(SLIDE))
+    return base + (2 if SLIDE >= HALF else 4) * T * (step % steps(SLIDE))
 
 
 @triton.jit
@@ -222,6 +230,8 @@ def carry_back(base, step, like, T: tl.constexpr, SLIDE: tl.constexpr):
             to = window_address(base, 0, T, SLIDE)
             if SLIDE == HALF:
                 tl.inline_asm_elementwise(MOVE_BACK, PUT_WITH, [like, to], tl.int32, False, 32)
+            elif SLIDE == STILL:
+                tl.inline_asm_elementwise(MOVE_BACK_STILL, PUT_WITH, [like, to], tl.int32, False, 32)
             else:
                 carried = take(to + 4 * T * steps(SLIDE), like, SLIDE)
                 barrier(SLIDE)
@@ -256,7 +266,7 @@ def unslide(grads, base, step, before, T: tl.constexpr, SLIDE: tl.constexpr):
         to = key_address(at, T, SLIDE)
         by_distance = window_address(at, 0, T, SLIDE)
         barrier(SLIDE)
-        tl.static_assert(SLIDE != WARP)
+        tl.static_assert((SLIDE == BLOCK) | (SLIDE == HALF))
         if SLIDE == HALF:
             tl.inline_asm_elementwise(PUT_GRADS, PUT_WITH, [grads, to], tl.int32, False, 32)
             barrier(SLIDE)

@@ -11,8 +11,8 @@ def _scratch(name: str, floats: int) -> tl.constexpr:
 
 
 def steps_of(slide: int) -> int:
-    """Moves of the window before it returns to its beginning; fewer need less shared memory."""
-    return 4 if slide == 3 else 6
+    """Places of the window before it returns to its beginning; fewer need less shared memory."""
+    return {3: 4, 4: 1}.get(slide, 6)
 
 
 # A thread holds 32 numbers of a 64 by 64 tensor-core tile on four warps: pairs along a row, in two rows eight apart,
@@ -34,11 +34,11 @@ def _operands(*kinds: str) -> tl.constexpr:
 
 
 def _window(T: int, slide: int) -> int:
-    return T * (2 * T + PAD.value) + T // 16 * steps_of(slide) * T
+    return T * (2 * T + PAD.value) + T // 16 * (0 if steps_of(slide) == 1 else steps_of(slide) * T)
 
 
 BUFFER_64, BUFFER_32 = _scratch("slide_buffer", _window(64, 2)), _scratch("slide_buffer", _window(32, 2))
-HALF_BUFFER = _scratch("slide_buffer", _window(64, 3) // 2)
+HALF_BUFFER, STILL_BUFFER = (_scratch("slide_buffer", _window(64, slide) // 2) for slide in (3, 4))
 TALL_64, TALL_32 = _scratch("slide_tall", 128 * 72), _scratch("slide_tall", 64 * 40)
 SHORT_64 = _scratch("slide_short", 64 * 72 // 2)
 
@@ -76,13 +76,19 @@ TAKE_SCORES = asm(
         for k in _PAIRS
     ),
 )
-# All is loaded before any is stored, as the new place of a row is the old one of another.
-MOVE_BACK = asm(
-    ".reg .b32 x<32>;",
-    *(f"ld.shared.b32 x{k}, [$64 + {_at(k, 136) + 2 * 64 * steps_of(3)}];" for k in _PAIRS),
-    "bar.warp.sync 0xffffffff;",
-    *(f"st.shared.b32 [$64 + {_at(k, 136)}], x{k};" for k in _PAIRS),
-)
+
+
+def _move_back(steps: int) -> tl.constexpr:
+    """All is loaded before any is stored, as the new place of a row is the old one of another."""
+    return asm(
+        ".reg .b32 x<32>;",
+        *(f"ld.shared.b32 x{k}, [$64 + {_at(k, 136) + 2 * 64 * steps}];" for k in _PAIRS),
+        "bar.warp.sync 0xffffffff;",
+        *(f"st.shared.b32 [$64 + {_at(k, 136)}], x{k};" for k in _PAIRS),
+    )
+
+
+MOVE_BACK, MOVE_BACK_STILL = _move_back(steps_of(3)), _move_back(steps_of(4))
 PUT_GRADS = asm(
     _ODD,
     ".reg .b32 x; .reg .b16 low, high;",

@@ -1,7 +1,7 @@
 """Variants of relative attention, against FlexAttention without the position term, in one process.
 
     python benchmarks/attention_variants.py [--shapes 512,2048,8192,wide,eval] [--variants today,stored] [--json FILE]
-    python benchmarks/attention_variants.py --training [--variants today,stored,queries-128+stored]
+    python benchmarks/attention_variants.py --training [--variants today,twice,in-turn+twice]
 
 Every variant is first checked against the reference in float64. Then all of them are timed in turn, forward and
 backward, plain and captured in a CUDA graph, and the forward pass alone, captured; the median round counts. `wide` has
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from keyed_backward import Keyed
 from old_and_new import captured, milliseconds, save
 
 from longspan.cuda_graphs import CapturedStep
@@ -59,7 +60,7 @@ SHAPES = {
 }
 MIB = 1 << 20
 Plan = stored.Plan
-VARIANTS: dict[str, Plan | None] = {  # plans of the backward pass; None computes the scores again
+VARIANTS: dict[str, Plan | Keyed | None] = {  # plans of the backward pass; None computes the scores again
     "twice": None,
     "stored": Plan(),
     "by-distance": Plan(planes=3),
@@ -71,23 +72,22 @@ VARIANTS: dict[str, Plan | None] = {  # plans of the backward pass; None compute
     "keys-2048": Plan(keys=2048, limit=416 * MIB),
     "keys-all": Plan(keys=1 << 30, limit=1024 * MIB),
     "by-distance-416": Plan(planes=3, limit=416 * MIB),
+    "by-distance-256": Plan(planes=3, ahead=256),  # two programs per multiprocessor with heads of 128
     "no-prefetch": Plan(prefetch=False),
     "two-stages": Plan(stages=2),
     "registers": Plan(registers=None),
+    "keyed": Keyed(),
+    "keyed-1": Keyed(stages=1),
 }
 FORWARD = {  # launch options of the forward kernel
-    "half-1": fused.Launch(64, 4, 1, fused.HALF),
-    "half-2": fused.Launch(64, 4, 2, fused.HALF),
-    "half-2-168": fused.Launch(64, 4, 2, fused.HALF, 168),
-    "half-3": fused.Launch(64, 4, 3, fused.HALF),
-    "warp-3": fused.Launch(64, 4, 3, fused.WARP),
+    "in-turn": fused.Launch(64, 4, 2, fused.HALF, 168),
     "table": fused.Launch(64, 4, 2, fused.HALF, 168, table=True),
-    "looped": fused.Launch(64, 4, 2, fused.HALF, 168, order=fused.LOOPED, table=True),
-    "scores-ahead": fused.Launch(64, 4, 2, fused.HALF, 168, order=fused.SCORES_AHEAD, table=True),
-    "positions-ahead": fused.Launch(64, 4, 3, fused.HALF, order=fused.POSITIONS_AHEAD, table=True),
-    "queries-128": fused.Launch(64, 4, 2, fused.HALF, queries=128, table=True),
-    "queries-128-copied": fused.Launch(64, 4, 2, fused.HALF, queries=128),
-    "queries-128-ahead": fused.Launch(64, 4, 2, fused.HALF, queries=128, order=fused.SCORES_AHEAD, table=True),
+    "ahead": fused.Launch(64, 4, 2, fused.HALF, 168, ahead=True),
+    "warp-3": fused.Launch(64, 4, 3, fused.WARP),
+    # For heads of 128; by default warp-2 and one program per multiprocessor.
+    "half-1-ahead": fused.Launch(64, 4, 1, fused.HALF, ahead=True, table=True),  # two programs, loads are awaited
+    "half-2-ahead": fused.Launch(64, 4, 2, fused.HALF, ahead=True, table=True),  # one program
+    "still-2-ahead": fused.Launch(64, 4, 2, fused.STILL, ahead=True),  # two programs
 }
 DEFAULT = "today,stored,by-distance,no-prefetch,ring-416,lag-32,lag-64,keys-2048,keys-all"
 BOUND = 1.5e-2
@@ -258,7 +258,7 @@ def compile_all(shapes: list[str], variants: list[str]) -> None:
     kinds: dict[Any, str] = {}
     for name in variants:
         plan = VARIANTS.get(name)
-        same = name if plan is None else dataclasses.replace(plan, limit=0, ahead=0, keys=0)
+        same = dataclasses.replace(plan, limit=0, ahead=0, keys=0) if isinstance(plan, Plan) else name
         kinds.setdefault(same, name)
 
     def compile_in_process(job: str) -> None:

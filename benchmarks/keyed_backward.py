@@ -92,10 +92,10 @@ def both_by_distance(grads, base, T: tl.constexpr, SLIDE: tl.constexpr):
     else:
         tl.static_assert(SLIDE == HALF)
         fused_slide.barrier(SLIDE)
-        to = fused_slide.key_address(base, T, SLIDE, T)
+        to = fused_slide.key_address(base, T, SLIDE)
         tl.inline_asm_elementwise(PUT_GRADS, PUT_WITH, [grads, to], tl.int32, False, 32)
         fused_slide.barrier(SLIDE)
-        old, new = fused_slide.window_address(base, 1, T, SLIDE, T), fused_slide.window_address(base, 0, T, SLIDE, T)
+        old, new = fused_slide.window_address(base, 0, T, SLIDE), fused_slide.window_address(base, 1, T, SLIDE)
         older = tl.inline_asm_elementwise(TAKE_GRADS, TAKE_GRADS_WITH, [grads, old], tl.bfloat16, False, 32)
         newer = tl.inline_asm_elementwise(TAKE_GRADS, TAKE_GRADS_WITH, [grads, new], tl.bfloat16, False, 32)
     zero = tl.zeros([T, T], older.dtype)

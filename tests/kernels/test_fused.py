@@ -77,18 +77,20 @@ def use_forward(monkeypatch: pytest.MonkeyPatch, how: fused.Launch) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize(("queries", "order"), [(16, 1), (16, 2), (16, 3), (32, 0), (32, 1), (32, 2)])
-@pytest.mark.parametrize(("L", "table"), [(33, False), (16, True)])
-def test_interpreted_forward_kernels_of_every_order(
-    queries: int, order: int, L: int, table: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("L", "D", "ahead", "table"),
+    [(33, 16, True, False), (16, 16, True, True), (16, 16, False, True), (17, 80, True, False)],
+)
+def test_interpreted_forms_of_the_forward_kernel(
+    L: int, D: int, ahead: bool, table: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against the reference, and with dropout and a discount against the default order. With a table, keys, values and
-    position keys are loaded with descriptors."""
-    tensors = draw(1, 1, L, 29, 16, 30, "cpu", torch.float32)
+    """Against the reference, and with dropout and a discount against the form without both options. With a table, keys,
+    values and position keys are loaded with descriptors."""
+    tensors = draw(1, 1, L, 29, D, 30, "cpu", torch.float32)
     first_key = documents(1, L, 29, "cpu")
     wanted = reference.relative_attention(*(tensor.double() for tensor in tensors), window=23, first_key=first_key)
     same = fused.relative_attention(*tensors, dropout=0.25, discount=2.0, seed=3)
-    use_forward(monkeypatch, fused.Launch(16, 4, 1, fused.GATHER, queries=queries, order=order, table=table))
+    use_forward(monkeypatch, fused.Launch(16, 4, 1, fused.GATHER, ahead=ahead, table=table))
     if table:
         monkeypatch.setattr(fused, "HALF", fused.GATHER)  # the form that has descriptors
     out = fused.relative_attention(*tensors, window=23, first_key=first_key)
@@ -100,22 +102,22 @@ def test_interpreted_forward_kernels_of_every_order(
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize(("L", "M"), [(1, 0), (63, 2100), (513, 512), (500, 7)])
 @pytest.mark.parametrize(
-    "how",
+    ("D", "how"),
     [
-        fused.Launch(64, 4, 2, fused.HALF, 168, order=fused.LOOPED, table=True),
-        fused.Launch(64, 4, 2, fused.HALF, 168, order=fused.SCORES_AHEAD, table=True),
-        fused.Launch(64, 4, 3, fused.HALF, order=fused.POSITIONS_AHEAD),
-        fused.Launch(64, 4, 2, fused.HALF, queries=128),
-        fused.Launch(64, 4, 2, fused.HALF, queries=128, order=fused.SCORES_AHEAD, table=True),
+        (64, fused.Launch(64, 4, 2, fused.HALF, 168)),
+        (64, fused.Launch(64, 4, 2, fused.HALF, 168, ahead=True)),
+        (64, fused.Launch(64, 4, 2, fused.BLOCK)),
+        (128, fused.Launch(64, 4, 2, fused.HALF, ahead=True, table=True)),
+        (128, fused.Launch(64, 4, 2, fused.STILL, ahead=True)),
     ],
-    ids=["looped", "scores-ahead", "positions-ahead", "queries-128", "queries-128-ahead"],
+    ids=["in-turn", "ahead", "block", "wide-ahead", "wide-still"],
 )
-def test_forward_kernels_of_every_order(
-    how: fused.Launch, L: int, M: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+def test_forms_of_the_forward_kernel(
+    D: int, how: fused.Launch, L: int, M: int, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_forward(monkeypatch, how)
     with split.using(1):
-        assert_close_to_reference(draw(2, 2, L, M, 64, None, "cuda", torch.bfloat16), 1e-2, window)
+        assert_close_to_reference(draw(2, 2, L, M, D, None, "cuda", torch.bfloat16), 1e-2, window)
 
 
 @interpreted

@@ -2,9 +2,12 @@
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+
+from longspan.kernels.relative_attention import fused
 
 pytest.importorskip("triton")
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="needs Triton's interpreter")
@@ -28,7 +31,7 @@ def run(asm: str, lanes: Registers, memory: torch.Tensor) -> None:
         return lanes[name] if name in lanes else torch.full((32,), int(name))
 
     def address(text: str) -> torch.Tensor:
-        base, offset = text.strip("[]").split(" + ")  # "+ -128" is an offset too
+        base, offset = text.strip("[]").split(" + ")
         at = value(base) + int(offset)
         assert (at % 4 == 0).all()
         return at // 4
@@ -66,55 +69,56 @@ def run(asm: str, lanes: Registers, memory: torch.Tensor) -> None:
             lanes[operands[0]] = found if guard is None else torch.where(lanes[guard], found, lanes[operands[0]])
 
 
-def of_lanes(tile: torch.Tensor, warp: int, part: int) -> list[torch.Tensor]:
-    """The 32 numbers of each lane of a [Q, 64] tensor-core tile on four warps; `part` is a block of 64 rows."""
+def of_lanes(tile: torch.Tensor, warp: int) -> list[torch.Tensor]:
+    """The 32 numbers of each lane of a [64, 64] tensor-core tile on four warps."""
     lane = torch.arange(32)
-    rows, columns = 64 * part + 16 * warp + lane // 4, 2 * (lane % 4)
+    rows, columns = 16 * warp + lane // 4, 2 * (lane % 4)
     return [tile[rows + 8 * (k >> 1 & 1), columns + 8 * (k >> 2) + (k & 1)] for k in range(32)]
 
 
+def size_of(buffer: Any) -> int:
+    return int(re.search(r"\[(\d+)\]", buffer.value).group(1))  # type: ignore[union-attr]
+
+
 @interpreted
-@pytest.mark.parametrize("Q", [64, 128])
-def test_shifted_scores_come_back_from_shared_memory(Q: int) -> None:
+@pytest.mark.parametrize("slide", [fused.HALF, fused.STILL])
+def test_shifted_scores_come_back_from_shared_memory(slide: int) -> None:
     """Over more tiles than the window has moves: score [ii, jj] of a tile is that of its distance."""
     from longspan.kernels.relative_attention import slide_ptx as ptx
     from tests.kernels.window_kernel import addresses_kernel
 
-    tables = torch.zeros(4, Q, T, dtype=torch.int32)
-    addresses_kernel[(1,)](tables, T, Q)
-    newest, older, keys, oldest = tables.long()
-    wide = Q == 128
-    put = ptx.PUT_SCORES_128.value if wide else ptx.PUT_SCORES.value
-    take = ptx.TAKE_SCORES_128.value if wide else ptx.TAKE_SCORES.value
-    back = ptx.MOVE_BACK_128.value if wide else ptx.MOVE_BACK.value
-    buffer = ptx.HALF_BUFFER_128.value if wide else ptx.HALF_BUFFER.value
-    steps, blocks = ptx.steps_of(3, Q), Q // T
+    tables = torch.zeros(3, T, T, dtype=torch.int32)
+    addresses_kernel[(1,)](tables, T, slide)
+    older, newer, keys = tables.long()
+    still = slide == fused.STILL
+    back, buffer = (ptx.MOVE_BACK_STILL, ptx.STILL_BUFFER) if still else (ptx.MOVE_BACK, ptx.HALF_BUFFER)
+    steps = ptx.steps_of(slide)
     tiles = steps + 2
-    scores = torch.randn(Q, (tiles + blocks) * T).half().float()  # by query and distance, the farthest first
-    memory = torch.full((int(re.search(r"\[(\d+)\]", buffer).group(1)) // 4,), -1)  # type: ignore[union-attr]
+    scores = torch.randn(T, (tiles + 1) * T).half().float()  # by query and distance, the farthest first
+    memory = torch.full((size_of(buffer) // 4,), -1)
 
-    def move_back(warp: int) -> None:
-        first = [of_lanes(older, warp, part)[0] for part in range(blocks)]
-        run(back, dict(zip(("$128", "$160") if wide else ("$64",), first, strict=True)), memory)
+    def execute(asm: str, warp: int, values: torch.Tensor, addresses: torch.Tensor) -> Registers:
+        lanes = {f"${32 + k}": number for k, number in enumerate(of_lanes(values, warp))}
+        lanes["$64"] = of_lanes(addresses, warp)[0]
+        run(asm, lanes, memory)
+        return lanes
 
-    def each(asm: str, warp: int, values: torch.Tensor, addresses: torch.Tensor) -> list[Registers]:
-        found = []
-        for part in range(blocks):
-            at = of_lanes(addresses, warp, part)[0]
-            lanes = {f"${32 + k}": number for k, number in enumerate(of_lanes(values, warp, part))} | {"$64": at}
-            run(asm, lanes, memory)
-            found.append(lanes)
-        return found
-
-    wanted = [torch.stack([row[n * T + Q - 1 - ii :][:T] for ii, row in enumerate(scores)]) for n in range(tiles)]
+    wanted = [torch.stack([row[n * T + T - 1 - ii :][:T] for ii, row in enumerate(scores)]) for n in range(tiles)]
     for warp in (2, 0, 3, 1):  # warps do not wait for each other
-        for age, table in zip(range(blocks, 0, -1), (oldest, older) if wide else (older,), strict=True):
-            each(put, warp, scores[:, (blocks - age) * T :][:, :T], table)
+        execute(ptx.PUT_SCORES.value, warp, scores[:, :T], older)
         for n in range(tiles):
             moved = 2 * T * (n % steps)
-            each(put, warp, scores[:, (n + blocks) * T :][:, :T], newest + moved)
-            for part, lanes in enumerate(each(take, warp, scores[:, :T], keys + moved)):
-                got = torch.stack([lanes[f"${k}"] for k in range(32)])
-                assert torch.equal(got, torch.stack(of_lanes(wanted[n], warp, part)))
+            execute(ptx.PUT_SCORES.value, warp, scores[:, (n + 1) * T :][:, :T], newer + moved)
+            lanes = execute(ptx.TAKE_SCORES.value, warp, scores[:, :T], keys + moved)
+            got = torch.stack([lanes[f"${k}"] for k in range(32)])
+            assert torch.equal(got, torch.stack(of_lanes(wanted[n], warp)))
             if n % steps == steps - 1:
-                move_back(warp)
+                execute(back.value, warp, scores[:, :T], older)
+
+
+def test_windows_end_at_a_multiple_of_1024_bytes() -> None:
+    """Triton's own shared memory begins where they end, and its swizzled tensor-core tiles need this alignment."""
+    from longspan.kernels.relative_attention import slide_ptx as ptx
+
+    for buffer in (ptx.HALF_BUFFER, ptx.STILL_BUFFER, ptx.BUFFER_64, ptx.TALL_64, ptx.SHORT_64):
+        assert size_of(buffer) % 1024 == 0

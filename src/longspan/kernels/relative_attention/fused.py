@@ -17,8 +17,7 @@ from longspan.kernels.relative_attention import split, stored
 from longspan.shapes import Float, Int, Tensor
 
 LOG2E = 1.4426950408889634
-GATHER, BLOCK, WARP, HALF = range(4)  # fused_slide.py
-IN_TURN, SCORES_AHEAD, POSITIONS_AHEAD, LOOPED = range(4)  # fused_forward.py
+GATHER, BLOCK, WARP, HALF, STILL = range(5)  # fused_slide.py
 
 
 def relative_attention(
@@ -51,8 +50,8 @@ def relative_attention(
 class Launch:
     """The launch options of a kernel: tile size, warps, pipeline stages, method of the shift, registers per thread.
 
-    For the forward kernel also queries per program, T or 2 T, which reads each key half as often, what a tile computes
-    for later ones, and whether position keys are loaded with a descriptor, as keys and values are.
+    For the forward kernel also whether a tile ends with the scores of the next one, so that loads are under way during
+    the softmax (`ahead`), and whether position keys are loaded with a descriptor, as keys and values are (`table`).
     """
 
     T: int
@@ -60,8 +59,7 @@ class Launch:
     num_stages: int
     slide: int
     registers: int | None = None
-    queries: int | None = None
-    order: int = IN_TURN
+    ahead: bool = False
     table: bool = False
 
 
@@ -77,7 +75,7 @@ def launch(kernel: str, query: Tensor, keys: int, *, plain: bool = True) -> Laun
     hopper, wide = is_hopper(query.device), query.shape[-1] > 64
     if kernel == "forward":
         if hopper and not wide:  # 168 registers: three programs per multiprocessor
-            return Launch(64, 4, 2, HALF, 168, order=SCORES_AHEAD, table=True)
+            return Launch(64, 4, 2, HALF, 168, ahead=True, table=True)
         return Launch(64, 4, 2 if wide else 3, WARP if hopper else BLOCK)
     registers = 168 if hopper and not wide and kernel == "query" and plain else None  # others would spill
     return Launch(64, 4, 1 if wide else 2, HALF if hopper else BLOCK, registers)
@@ -112,7 +110,6 @@ def _forward(
     lse = query.new_empty(B, H, L, dtype=torch.float32)
     how = launch("forward", query, min(M + L, window) if window else M + L)
     parts = split.parts_of(query, M + L, window, how.T)
-    Q = how.T if parts > 1 or how.queries is None else how.queries
     to, lse_to = (out, lse) if parts == 1 else (split.partial(query, parts), lse.new_empty(parts, *lse.shape))
     strides = (*key.stride()[:3], *value.stride()[:3], *distance.stride()[:2])
     tma = how.slide == HALF and all(has_descriptor(tensor) for tensor in (key, value))
@@ -122,12 +119,12 @@ def _forward(
     table = tma and how.table and has_descriptor(distance[None]) and min(window or M + L, M + L) <= C
     if table:
         distance = descriptor(distance[None], how.T)
-    forward_kernel[(-(-L // Q), B * H, parts)](
+    forward_kernel[(-(-L // how.T), B * H, parts)](
         query, key, value, distance, u.contiguous(), w.contiguous(), contiguous(first_key), seed, to, lse_to,
         *query.stride()[:3], *strides, *to.stride()[-4:-1],
         H, L, M, C, window, LOG2E * D**-0.5, dropout, discount * D**0.5 / LOG2E,
         **shape_of(how, D, window, first_key, dropout, query.dtype), TMA=tma, DISCOUNT=discount > 0.0,
-        Q=Q, ORDER=how.order if parts == 1 else IN_TURN, TABLE=table, SPLIT=parts > 1,
+        AHEAD=how.ahead and parts == 1, TABLE=table, SPLIT=parts > 1,
     )  # fmt: skip
     if parts > 1:
         split.join_outputs(out, lse, to, lse_to)

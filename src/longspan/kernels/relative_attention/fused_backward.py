@@ -155,7 +155,7 @@ def query_kernel(
         seed = tl.load(seed_ptr)
 
     base = rolling_buffer(T, SLIDE)
-    farthest, complete = reach(i0, M, L, window, first, T, WINDOW, FIRST, T)
+    farthest, complete = reach(i0, M, L, window, first, T, WINDOW, FIRST)
     nearest = 0
     if SPLIT:
         farthest, complete, nearest = share_of(farthest, complete)

@@ -4,19 +4,13 @@ import triton
 import triton.language as tl
 
 from longspan.kernels.relative_attention.fused_slide import (
+    GATHER,
     carry_back,
     keep_block,
     keep_first,
-    moved_on,
     rolling_buffer,
     slide,
 )
-
-# What a tile computes for later tiles, so that products or loads are under way during the softmax.
-IN_TURN = tl.constexpr(0)
-SCORES_AHEAD = tl.constexpr(1)  # the scores of the next tile, last: what they load arrives during the softmax
-POSITIONS_AHEAD = tl.constexpr(2)  # the position scores of the next tile: their product runs during the softmax
-LOOPED = tl.constexpr(3)  # nothing; but the last tile is a loop too, so that all its loads start together
 
 # Specialising on lengths that are multiples of 16 gains nothing and would compile the kernel again.
 LENGTHS = ["L", "M", "C", "window"]
@@ -58,20 +52,18 @@ def load_distances(base, first, stride, C, D: tl.constexpr, BD: tl.constexpr, T:
 
 
 @triton.jit
-def reach(
-    i0, M, L, window, first, T: tl.constexpr, WINDOW: tl.constexpr, FIRST: tl.constexpr, Q: tl.constexpr
-):  # fmt: skip
-    """The farthest tile of T keys that Q queries from i0 on see, and the farthest that all of them see completely."""
+def reach(i0, M, L, window, first, T: tl.constexpr, WINDOW: tl.constexpr, FIRST: tl.constexpr):
+    """The farthest tile of keys that the T queries from i0 on see, and the farthest that all see completely."""
     oldest = 0
     oldest_of_all = 0
     if FIRST:
         oldest = tl.maximum(tl.load(first + i0).to(tl.int32), 0)
-        oldest_of_all = tl.maximum(tl.load(first + tl.minimum(i0 + Q, L) - 1).to(tl.int32), 0)
+        oldest_of_all = tl.maximum(tl.load(first + tl.minimum(i0 + T, L) - 1).to(tl.int32), 0)
     farthest = tl.cdiv(tl.maximum(M + i0 - oldest, 0), T)
     complete = tl.maximum(M + i0 - oldest_of_all, 0) // T
     if WINDOW:
         farthest = tl.minimum(farthest, (window - 2 + T) // T)
-        complete = tl.minimum(complete, tl.maximum(window - Q, 0) // T)
+        complete = tl.minimum(complete, tl.maximum(window - T, 0) // T)
     return farthest, complete
 
 
@@ -132,13 +124,21 @@ def position_scores(
 
 @triton.jit
 def tile_scores(
-    n, step, older, newer, qu, base, key, stride_key, bh, H, i0, M, L, D: tl.constexpr, BD: tl.constexpr,
-    T: tl.constexpr, SLIDE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
+    n, done, step, older, qu, qw, base, key, distance, stride_key, stride_distance, bh, H, i0, M, L, C,
+    D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, SLIDE: tl.constexpr, PRECISION: tl.constexpr,
+    TMA: tl.constexpr, TABLE: tl.constexpr, NEXT: tl.constexpr = 0,
 ):  # fmt: skip
-    """Scores of tile n, [query, key], whose position scores are in the window."""
+    """Scores [query, key] of tile n, which is number done + step of its block of queries, or if NEXT is 1 of the tile
+    after it; and `older` of the one after that, for a shift without shared memory."""
+    n -= NEXT
+    newer = position_scores(n, bh % H, qw, distance, stride_distance, C, D, BD, T, PRECISION, TABLE)
+    keep_block(base, done + step + NEXT, newer, T, SLIDE)
     k = load_keys(key, bh // H, bh % H, M + i0 - n * T, stride_key, M + L, D, BD, T, TMA)
-    shifted = slide(base, step, older, newer, T, SLIDE)
-    return tl.dot(qu, tl.trans(k), shifted, input_precision=PRECISION)
+    shifted = slide(base, done + step + NEXT, older, newer, T, SLIDE)
+    scores = tl.dot(qu, tl.trans(k), shifted, input_precision=PRECISION)
+    if SLIDE == GATHER:
+        older = newer
+    return scores, older
 
 
 @triton.jit
@@ -147,7 +147,7 @@ def softmax_step(
     MASKED: tl.constexpr, WINDOW: tl.constexpr, FIRST: tl.constexpr, DROPOUT: tl.constexpr, DISCOUNT: tl.constexpr,
 ):  # fmt: skip
     """Weights of tile n relative to the new maximum, the factor for all earlier sums, the new maximum and sum."""
-    i = i0 + tl.arange(0, scores.shape[0])
+    i = i0 + tl.arange(0, T)
     j = M + i0 - n * T + tl.arange(0, T)
     if DISCOUNT:
         longest = tl.maximum(C - 1, 1)
@@ -172,54 +172,41 @@ def softmax_step(
 
 @triton.jit
 def forward_span(
-    acc, top, total, older, newer, ready, done, far, near, qu, qw, base, key, value, distance, first, seed,
+    acc, top, total, older, ready, done, far, near, qu, qw, base, key, value, distance, first, seed,
     stride_key, stride_value, stride_distance, bh, H, i0, M, L, C, window, scale, dropout, discount,
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr,
     FIRST: tl.constexpr, DROPOUT: tl.constexpr, SLIDE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
-    DISCOUNT: tl.constexpr, Q: tl.constexpr, ORDER: tl.constexpr, LAST: tl.constexpr, TABLE: tl.constexpr,
+    DISCOUNT: tl.constexpr, AHEAD: tl.constexpr, TABLE: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     """Tiles far, far-1, ..., near of one block of queries, after `done` other tiles.
 
-    With SCORES_AHEAD, `ready` are the scores of tile `far`; with POSITIONS_AHEAD, the window has its position scores.
-    LAST is a single tile and none after it: no scores of the next tile.
+    With AHEAD, a tile ends with the scores of the next one, so that what they load arrives during its softmax: `ready`
+    are those of tile `far`. LAST is a single tile and none after it.
     """
     oldest = 0
     if FIRST and MASKED:
-        i = i0 + tl.arange(0, Q)
+        i = i0 + tl.arange(0, T)
         oldest = tl.load(first + i, mask=i < L, other=0)[:, None]
     for step in tl.range(0, far - near + 1, disable_licm=True):
         n = far - step
-        if ORDER == SCORES_AHEAD:
-            scores = ready
-        else:
-            if ORDER == IN_TURN:
-                newer = position_scores(n, bh % H, qw, distance, stride_distance, C, D, BD, T, PRECISION, TABLE)
-                keep_block(base, done + step, newer, T, SLIDE)
-            scores = tile_scores(
-                n, done + step, older, newer, qu, base, key, stride_key, bh, H, i0, M, L,
-                D, BD, T, SLIDE, PRECISION, TMA,
+        if not AHEAD:
+            ready, older = tile_scores(
+                n, done, step, older, qu, qw, base, key, distance, stride_key, stride_distance, bh, H, i0, M, L, C,
+                D, BD, T, SLIDE, PRECISION, TMA, TABLE,
             )  # fmt: skip
-            older = moved_on(older, newer, T, SLIDE)
-        if ORDER == POSITIONS_AHEAD:
-            newer = position_scores(n - 1, bh % H, qw, distance, stride_distance, C, D, BD, T, PRECISION, TABLE)
         weights, shrink, top, total = softmax_step(
-            scores, n, top, total, oldest, seed, bh, i0, M, L, C, window, scale, dropout, discount,
+            ready, n, top, total, oldest, seed, bh, i0, M, L, C, window, scale, dropout, discount,
             T, MASKED, WINDOW, FIRST, DROPOUT, DISCOUNT,
         )  # fmt: skip
         v = load_keys(value, bh // H, bh % H, M + i0 - n * T, stride_value, M + L, D, BD, T, TMA)
         acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
-        if ORDER == SCORES_AHEAD and not LAST:
-            newer = position_scores(n - 1, bh % H, qw, distance, stride_distance, C, D, BD, T, PRECISION, TABLE)
-            keep_block(base, done + step + 1, newer, T, SLIDE)
-            ready = tile_scores(
-                n - 1, done + step + 1, older, newer, qu, base, key, stride_key, bh, H, i0, M, L,
-                D, BD, T, SLIDE, PRECISION, TMA,
+        if AHEAD and not LAST:
+            ready, older = tile_scores(
+                n, done, step, older, qu, qw, base, key, distance, stride_key, stride_distance, bh, H, i0, M, L, C,
+                D, BD, T, SLIDE, PRECISION, TMA, TABLE, 1,
             )  # fmt: skip
-            older = moved_on(older, newer, T, SLIDE)
-        if ORDER == POSITIONS_AHEAD:
-            keep_block(base, done + step + 1, newer, T, SLIDE)
-        carry_back(base, done + step + (ORDER == SCORES_AHEAD), weights, T, SLIDE)
-    return acc, top, total, older, newer, ready
+        carry_back(base, done + step + (1 if AHEAD else 0), weights, T, SLIDE)
+    return acc, top, total, older, ready
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -230,16 +217,16 @@ def forward_kernel(
     H, L, M, C, window, scale, dropout, discount,
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, WINDOW: tl.constexpr,
     FIRST: tl.constexpr, DROPOUT: tl.constexpr, SLIDE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
-    DISCOUNT: tl.constexpr, Q: tl.constexpr, ORDER: tl.constexpr, TABLE: tl.constexpr, SPLIT: tl.constexpr = False,
+    DISCOUNT: tl.constexpr, AHEAD: tl.constexpr, TABLE: tl.constexpr, SPLIT: tl.constexpr = False,
 ):  # fmt: skip
-    """The output of one block of Q queries, or with SPLIT of a part of its keys. Tiles have T keys."""
+    """The output of one block of T queries, or with SPLIT of a part of its keys."""
     bh = tl.program_id(1)
     b = (bh // H).to(tl.int64)
     h = bh % H
     # The last queries see the most keys, so they start first.
-    i0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * Q
+    i0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * T
     columns = tl.arange(0, BD)
-    i = i0 + tl.arange(0, Q)
+    i = i0 + tl.arange(0, T)
     q = load_rows(query + b * stride_qb + h * stride_qh, i, stride_ql, L, D, BD)
     qu = (q + tl.load(u + h * D + columns, mask=columns < D, other=0.0)[None, :]).to(q.dtype)
     qw = (q + tl.load(w + h * D + columns, mask=columns < D, other=0.0)[None, :]).to(q.dtype)
@@ -254,55 +241,51 @@ def forward_kernel(
     if DROPOUT:
         seed = tl.load(seed_ptr)
 
-    base = rolling_buffer(T, SLIDE, Q)
-    order: tl.constexpr = IN_TURN if ORDER == LOOPED else ORDER
-    last: tl.constexpr = (ORDER == SCORES_AHEAD) & (Q == T)
-    farthest, complete = reach(i0, M, L, window, first, T, WINDOW, FIRST, Q)
-    nearest = 1 - Q // T
+    if AHEAD and BD > 64:
+        # Zero as a product, which has the layout of sums. Else Triton would carry them twice through the first loop,
+        # and ptxas would wait after every tensor-core instruction.
+        acc = tl.dot(tl.zeros([T, 16], q.dtype), tl.zeros([16, BD], q.dtype), input_precision=PRECISION)
+    base = rolling_buffer(T, SLIDE)
+    farthest, complete = reach(i0, M, L, window, first, T, WINDOW, FIRST)
+    nearest = 0
     if SPLIT:
-        tl.static_assert(Q == T)
+        tl.static_assert(not AHEAD)
         farthest, complete, nearest = share_of(farthest, complete)
-    older = tl.zeros([Q, Q], tl.float32)
-    newer = tl.zeros([Q, T], tl.float32)
-    for age in tl.static_range(Q // T, 0, -1):
-        newer = position_scores(farthest + age, h, qw, distance, stride_dc, C, D, BD, T, PRECISION, TABLE)
-        keep_first(base, newer, T, SLIDE, age)
-        older = moved_on(older, newer, T, SLIDE)
-    acc = tl.zeros([Q, BD], tl.float32)
-    top = tl.full([Q], float("-inf"), tl.float32)
-    total = tl.zeros([Q], tl.float32)
-    ready = tl.zeros([Q, T], tl.float32)
-    if order != IN_TURN:
-        newer = position_scores(farthest, h, qw, distance, stride_dc, C, D, BD, T, PRECISION, TABLE)
-        keep_block(base, 0, newer, T, SLIDE)
-    if ORDER == SCORES_AHEAD:
-        ready = tile_scores(
-            farthest, 0, older, newer, qu, base, key, stride_kl, bh, H, i0, M, L, D, BD, T, SLIDE, PRECISION, TMA
-        )
-        older = moved_on(older, newer, T, SLIDE)
+    older = position_scores(farthest + 1, h, qw, distance, stride_dc, C, D, BD, T, PRECISION, TABLE)
+    keep_first(base, older, T, SLIDE)
+    if not (AHEAD and BD > 64):
+        acc = tl.zeros([T, BD], tl.float32)
+    top = tl.full([T], float("-inf"), tl.float32)
+    total = tl.zeros([T], tl.float32)
+    ready = tl.zeros([T, T], tl.float32)
+    if AHEAD:
+        ready, older = tile_scores(
+            farthest, 0, 0, older, qu, qw, base, key, distance, stride_kl, stride_dc, bh, H, i0, M, L, C,
+            D, BD, T, SLIDE, PRECISION, TMA, TABLE,
+        )  # fmt: skip
     after = complete + 1
     if SPLIT:
         after = tl.maximum(after, nearest)
-    acc, top, total, older, newer, ready = forward_span(
-        acc, top, total, older, newer, ready, 0, farthest, after, qu, qw, base, key, value, distance, first, seed,
+    acc, top, total, older, ready = forward_span(
+        acc, top, total, older, ready, 0, farthest, after, qu, qw, base, key, value, distance, first, seed,
         stride_kl, stride_vl, stride_dc, bh, H, i0, M, L, C, window, scale, dropout, discount,
-        D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, TMA, DISCOUNT, Q, order, False, TABLE,
+        D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, TMA, DISCOUNT, AHEAD, TABLE, False,
     )  # fmt: skip
     done, near = farthest - complete, 1
     if SPLIT:
         done, near = tl.maximum(farthest + 1 - after, 0), tl.maximum(nearest, 1)
-    acc, top, total, older, newer, ready = forward_span(
-        acc, top, total, older, newer, ready, done, complete, near, qu, qw, base, key, value, distance, first, seed,
+    acc, top, total, older, ready = forward_span(
+        acc, top, total, older, ready, done, complete, near, qu, qw, base, key, value, distance, first, seed,
         stride_kl, stride_vl, stride_dc, bh, H, i0, M, L, C, window, scale, dropout, discount,
-        D, BD, T, False, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, TMA, DISCOUNT, Q, order, False, TABLE,
+        D, BD, T, False, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, TMA, DISCOUNT, AHEAD, TABLE, False,
     )  # fmt: skip
     own = 0
-    if SPLIT or ORDER == LOOPED:
+    if SPLIT:
         own = tl.minimum(farthest, 0)
-    acc, top, total, older, newer, ready = forward_span(
-        acc, top, total, older, newer, ready, farthest, own, nearest, qu, qw, base, key, value, distance, first, seed,
+    acc, top, total, older, ready = forward_span(
+        acc, top, total, older, ready, farthest, own, nearest, qu, qw, base, key, value, distance, first, seed,
         stride_kl, stride_vl, stride_dc, bh, H, i0, M, L, C, window, scale, dropout, discount,
-        D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, TMA, DISCOUNT, Q, order, last, TABLE,
+        D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, TMA, DISCOUNT, AHEAD, TABLE, True,
     )  # fmt: skip
 
     if SPLIT:

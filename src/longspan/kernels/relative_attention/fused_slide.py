@@ -2,10 +2,9 @@
 
 A tile of T queries and T keys, n tiles before the queries' own keys, uses the distances (n+1) T - 1 - t with
 t = jj - ii + T - 1 from 0 to 2 T - 2. When n goes down by one, the next tile uses T of the same distances. So a window
-of 2 T columns moves along, and each position score is computed once. Programs of the forward pass may have Q = 2 T
-queries: the second half of them uses blocks of T distances one tile later, so its window has 3 T columns.
+of 2 T columns moves along, and each position score is computed once.
 
-Four methods, chosen at compile time by SLIDE:
+Five methods, chosen at compile time by SLIDE:
 
     GATHER  tl.gather from both halves of the window, in registers; works wherever Triton does, also in its interpreter
     BLOCK   the window is in shared memory, written with one row stride and read with that stride minus one; the
@@ -14,6 +13,8 @@ Four methods, chosen at compile time by SLIDE:
             block barrier, and one address per thread for all its numbers
     HALF    the same with 16 bits per number, so that three programs fit on a multiprocessor: position scores in
             float16, saturated, and gradients in bfloat16, the type that the products need
+    STILL   HALF without moves, in the forward pass: half of the window is copied after every tile. The window has 17
+            KB instead of 19, so that with heads of 128 and two stages two programs fit on a multiprocessor
 """
 
 # ruff: noqa: RET505, SIM102 (Triton compiles one branch of a condition; code after a return is compiled too)
@@ -31,30 +32,26 @@ from longspan.kernels.relative_attention.slide_ptx import (
     BUFFER_32,
     BUFFER_64,
     HALF_BUFFER,
-    HALF_BUFFER_128,
     MOVE_BACK,
-    MOVE_BACK_128,
-    MOVE_BACK_128_WITH,
+    MOVE_BACK_STILL,
     PAD,
     PUT_136,
     PUT_GRADS,
     PUT_SCORES,
-    PUT_SCORES_128,
     PUT_SHORT,
     PUT_SHORT_WITH,
     PUT_WITH,
     SHORT_64,
+    STILL_BUFFER,
     TAKE_135,
     TAKE_136,
     TAKE_GRADS,
     TAKE_GRADS_WITH,
     TAKE_SCORES,
-    TAKE_SCORES_128,
     TAKE_SHORT,
     TAKE_WITH,
     TALL_32,
     TALL_64,
-    row_of,
     steps_of,
 )
 
@@ -62,6 +59,7 @@ GATHER = tl.constexpr(0)
 BLOCK = tl.constexpr(1)
 WARP = tl.constexpr(2)
 HALF = tl.constexpr(3)
+STILL = tl.constexpr(4)
 
 
 WINDOWED = {"forward_kernel", "query_kernel", "key_kernel", "stored_kernel"}  # kernels with the window
@@ -82,7 +80,7 @@ def raise_shared_limit(_module: Any, function: int, name: str, *_: Any) -> None:
 if hasattr(triton.knobs.runtime, "kernel_load_end_hook"):
     triton.knobs.runtime.kernel_load_end_hook.add(raise_shared_limit)
 
-steps, row_stride = triton.constexpr_function(steps_of), triton.constexpr_function(row_of)
+steps = triton.constexpr_function(steps_of)
 
 
 @triton.jit
@@ -112,9 +110,8 @@ def in_registers(tile, number, SLIDE: tl.constexpr):
 @triton.jit
 def put(address, values, SLIDE: tl.constexpr):
     """Store values in the window."""
-    if SLIDE == HALF:
-        asm: tl.constexpr = PUT_SCORES if values.shape[0] == 64 else PUT_SCORES_128
-        tl.inline_asm_elementwise(asm, PUT_WITH, [values, address], tl.int32, False, 32)
+    if SLIDE >= HALF:
+        tl.inline_asm_elementwise(PUT_SCORES, PUT_WITH, [values, address], tl.int32, False, 32)
     elif SLIDE == WARP:
         tl.inline_asm_elementwise(PUT_136, PUT_WITH, [values, address], tl.int32, False, 32)
     else:
@@ -126,10 +123,9 @@ def put(address, values, SLIDE: tl.constexpr):
 @triton.jit
 def take(address, like, SLIDE: tl.constexpr, SHIFTED: tl.constexpr = False):
     """Load numbers of the window, in the register layout of `like`; SHIFTED is by key instead of by distance."""
-    if SLIDE == HALF:
+    if SLIDE >= HALF:
         tl.static_assert(SHIFTED)
-        asm: tl.constexpr = TAKE_SCORES if like.shape[0] == 64 else TAKE_SCORES_128
-        return tl.inline_asm_elementwise(asm, TAKE_WITH, [like, address], tl.float32, False, 32)
+        return tl.inline_asm_elementwise(TAKE_SCORES, TAKE_WITH, [like, address], tl.float32, False, 32)
     elif (SLIDE == WARP) & SHIFTED:
         return tl.inline_asm_elementwise(TAKE_135, TAKE_WITH, [like, address], tl.float32, False, 32)
     elif SLIDE == WARP:
@@ -141,7 +137,7 @@ def take(address, like, SLIDE: tl.constexpr, SHIFTED: tl.constexpr = False):
 @triton.jit
 def barrier(SLIDE: tl.constexpr):
     """A barrier: writes to shared memory before it are visible after it."""
-    if (SLIDE == WARP) | (SLIDE == HALF):
+    if SLIDE >= WARP:
         tl.inline_asm_elementwise("bar.warp.sync 0xffffffff; mov.b32 $0, 0;", "=r", [], tl.int32, False, 1)
     elif SLIDE == BLOCK:
         # tl.debug_barrier would work, but Triton does not pipeline a loop that contains it.
@@ -149,14 +145,14 @@ def barrier(SLIDE: tl.constexpr):
 
 
 @triton.jit
-def rolling_buffer(T: tl.constexpr, SLIDE: tl.constexpr, Q: tl.constexpr = 64):
+def rolling_buffer(T: tl.constexpr, SLIDE: tl.constexpr):
     """Shared memory for the window, one row per query, with space for STEPS moves."""
     if SLIDE == GATHER:
         return 0
-    elif (SLIDE == HALF) & (Q == 128):
-        return tl.inline_asm_elementwise(HALF_BUFFER_128, "=r", [], tl.int32, False, 1)
     elif SLIDE == HALF:
         return tl.inline_asm_elementwise(HALF_BUFFER, "=r", [], tl.int32, False, 1)
+    elif SLIDE == STILL:
+        return tl.inline_asm_elementwise(STILL_BUFFER, "=r", [], tl.int32, False, 1)
     elif T == 64:
         return tl.inline_asm_elementwise(BUFFER_64, "=r", [], tl.int32, False, 1)
     else:
@@ -179,73 +175,68 @@ def tall(T: tl.constexpr, SLIDE: tl.constexpr):
 
 
 @triton.jit
-def row_address(at, STRIDE: tl.constexpr, T: tl.constexpr, SLIDE: tl.constexpr, Q: tl.constexpr):
-    """Addresses of the first T columns of the window's rows, or with one less of stride of a diagonal."""
-    rows, half = tl.arange(0, Q)[:, None] % T, tl.arange(0, Q)[:, None] // T
-    places = rows * STRIDE + half * (2 * T + PAD) + (rows // 16) * (steps(SLIDE, Q) * T) + tl.arange(0, T)[None, :]
-    return at + places * (2 if SLIDE == HALF else 4)
-
-
-@triton.jit
-def window_address(at, AGE: tl.constexpr, T: tl.constexpr, SLIDE: tl.constexpr, Q: tl.constexpr):
-    """Addresses of a block of T distances for Q queries: AGE 0 is the newest, of which each tile computes one.
+def row_address(at, STRIDE: tl.constexpr, T: tl.constexpr, SLIDE: tl.constexpr):
+    """Addresses of the first T columns of the window's rows, or with one less of stride of a diagonal.
 
     When the window moves, a row occupies addresses of the next row. Rows of one warp move together, and a gap separates
-    the rows of different warps. Only the second half of 2 T queries needs age 2; the first half has it in the place of
-    the newest block, which is written next.
+    the rows of different warps.
     """
-    half = tl.arange(0, Q)[:, None] // T
-    start = T * (1 + half - AGE)
-    if AGE == 2:
-        start = T * (1 - half)
-    return row_address(at, row_stride(Q, T), T, SLIDE, Q) + start * (2 if SLIDE == HALF else 4)
+    rows = tl.arange(0, T)[:, None]
+    GAP: tl.constexpr = 0 if SLIDE == STILL else steps(SLIDE) * T
+    places = rows * STRIDE + (rows // 16) * GAP + tl.arange(0, T)[None, :]
+    return at + places * (2 if SLIDE >= HALF else 4)
 
 
 @triton.jit
-def key_address(at, T: tl.constexpr, SLIDE: tl.constexpr, Q: tl.constexpr):
-    """Addresses of the position scores of a tile's T keys for Q queries: the row stride is one less."""
-    return row_address(at, row_stride(Q, T) - 1, T, SLIDE, Q) + (T - 1) * (2 if SLIDE == HALF else 4)
+def window_address(at, NEWER: tl.constexpr, T: tl.constexpr, SLIDE: tl.constexpr):
+    """Addresses of one half of the window, T distances: the older half or, if NEWER is 1, the newer one."""
+    return row_address(at, 2 * T + PAD, T, SLIDE) + NEWER * T * (2 if SLIDE >= HALF else 4)
 
 
 @triton.jit
-def keep_first(base, block, T: tl.constexpr, SLIDE: tl.constexpr, AGE: tl.constexpr = 1):
-    """Store an older block of the window of the first tile."""
+def key_address(at, T: tl.constexpr, SLIDE: tl.constexpr):
+    """Addresses of the position scores of a tile's keys: the row stride is one less."""
+    return row_address(at, 2 * T + PAD - 1, T, SLIDE) + (T - 1) * (2 if SLIDE >= HALF else 4)
+
+
+@triton.jit
+def keep_first(base, block, T: tl.constexpr, SLIDE: tl.constexpr):
+    """Store the older half of the window of the first tile."""
     if SLIDE != GATHER:
-        put(window_address(base, AGE, T, SLIDE, block.shape[0]), block, SLIDE)
+        put(window_address(base, 0, T, SLIDE), block, SLIDE)
 
 
 @triton.jit
-def moved(base, step, T: tl.constexpr, SLIDE: tl.constexpr, Q: tl.constexpr):
+def moved(base, step, T: tl.constexpr, SLIDE: tl.constexpr):
     """The address of the window of this step."""
-    return base + (2 if SLIDE == HALF else 4) * T * (step % steps(SLIDE, Q))
+    return base + (2 if SLIDE >= HALF else 4) * T * (step % steps(SLIDE))
 
 
 @triton.jit
 def keep_block(base, step, block, T: tl.constexpr, SLIDE: tl.constexpr):
-    """Store the newest block of this step's window."""
+    """Store the newer half of this step's window."""
     if SLIDE != GATHER:
         barrier(SLIDE)
-        put(window_address(moved(base, step, T, SLIDE, block.shape[0]), 0, T, SLIDE, block.shape[0]), block, SLIDE)
+        put(window_address(moved(base, step, T, SLIDE), 1, T, SLIDE), block, SLIDE)
         barrier(SLIDE)
 
 
 @triton.jit
 def carry_back(base, step, like, T: tl.constexpr, SLIDE: tl.constexpr):
-    """After the last move, copy the part of the window that the next tile needs back to the beginning.
+    """After the last move, copy the half of the window that the next tile needs back to the beginning.
 
     Call it only at the end of a loop body, because Triton's pipeliner moves the condition there anyway.
     """
-    Q: tl.constexpr = like.shape[0]
     if SLIDE != GATHER:
-        if step % steps(SLIDE, Q) == steps(SLIDE, Q) - 1:
+        if step % steps(SLIDE) == steps(SLIDE) - 1:
             barrier(SLIDE)
-            to = window_address(base, 1, T, SLIDE, Q)
-            if (SLIDE == HALF) & (Q == 128):
-                tl.inline_asm_elementwise(MOVE_BACK_128, MOVE_BACK_128_WITH, [like, to], tl.int32, False, 64)
-            elif SLIDE == HALF:
+            to = window_address(base, 0, T, SLIDE)
+            if SLIDE == HALF:
                 tl.inline_asm_elementwise(MOVE_BACK, PUT_WITH, [like, to], tl.int32, False, 32)
+            elif SLIDE == STILL:
+                tl.inline_asm_elementwise(MOVE_BACK_STILL, PUT_WITH, [like, to], tl.int32, False, 32)
             else:
-                carried = take(to + 4 * T * steps(SLIDE, Q), like, SLIDE)
+                carried = take(to + 4 * T * steps(SLIDE), like, SLIDE)
                 barrier(SLIDE)
                 put(to, carried, SLIDE)
 
@@ -253,28 +244,13 @@ def carry_back(base, step, like, T: tl.constexpr, SLIDE: tl.constexpr):
 @triton.jit
 def slide(base, step, older, newer, T: tl.constexpr, SLIDE: tl.constexpr):
     """Position scores [query, key] of this step's tile."""
-    Q: tl.constexpr = newer.shape[0]
     if SLIDE == GATHER:
-        t = tl.arange(0, T)[None, :] - tl.arange(0, Q)[:, None] + (Q - 1)
-        from_older = tl.gather(older, tl.minimum(t, Q - 1), 1)
-        from_newer = tl.gather(newer, tl.maximum(t - Q, 0), 1)
-        return tl.where(t < Q, from_older, from_newer)
+        t = tl.arange(0, T)[None, :] - tl.arange(0, T)[:, None] + (T - 1)
+        from_older = tl.gather(older, tl.minimum(t, T - 1), 1)
+        from_newer = tl.gather(newer, tl.maximum(t - T, 0), 1)
+        return tl.where(t < T, from_older, from_newer)
     else:
-        return take(key_address(moved(base, step, T, SLIDE, Q), T, SLIDE, Q), newer, SLIDE, True)
-
-
-@triton.jit
-def moved_on(older, newer, T: tl.constexpr, SLIDE: tl.constexpr):
-    """`older` of the next tile, for `slide` without shared memory: the last Q of both blocks of distances."""
-    Q: tl.constexpr = newer.shape[0]
-    if SLIDE != GATHER:
-        return older
-    elif Q == T:
-        return newer
-    else:
-        t = tl.arange(0, Q)[None, :] + tl.zeros([Q, 1], tl.int32) + T
-        from_older = tl.gather(older, tl.minimum(t, Q - 1), 1)
-        return tl.where(t < Q, from_older, tl.gather(newer, tl.maximum(t - Q, 0), 1))
+        return take(key_address(moved(base, step, T, SLIDE), T, SLIDE), newer, SLIDE, True)
 
 
 @triton.jit
@@ -289,11 +265,11 @@ def unslide(grads, base, step, before, T: tl.constexpr, SLIDE: tl.constexpr):
         from_before = tl.gather(before, tl.minimum(jj + T, T - 1), 1)
         return tl.where(jj >= 0, from_now, from_before)
     else:
-        at = moved(base, step, T, SLIDE, T)
-        to = key_address(at, T, SLIDE, T)
-        by_distance = window_address(at, 1, T, SLIDE, T)
+        at = moved(base, step, T, SLIDE)
+        to = key_address(at, T, SLIDE)
+        by_distance = window_address(at, 0, T, SLIDE)
         barrier(SLIDE)
-        tl.static_assert(SLIDE != WARP)
+        tl.static_assert((SLIDE == BLOCK) | (SLIDE == HALF))
         if SLIDE == HALF:
             tl.inline_asm_elementwise(PUT_GRADS, PUT_WITH, [grads, to], tl.int32, False, 32)
             barrier(SLIDE)

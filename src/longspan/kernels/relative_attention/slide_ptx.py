@@ -10,9 +10,9 @@ def _scratch(name: str, floats: int) -> tl.constexpr:
     return tl.constexpr(f"{{ .shared .align 16 .b8 {name}[{4 * floats}]; mov.u32 $0, {name}; }}")
 
 
-def steps_of(slide: int, Q: int = 64) -> int:
-    """Moves of the window before it returns to its beginning; fewer need less shared memory."""
-    return 8 if Q == 128 else 4 if slide == 3 else 6
+def steps_of(slide: int) -> int:
+    """Places of the window before it returns to its beginning; fewer need less shared memory."""
+    return {3: 4, 4: 1}.get(slide, 6)
 
 
 # A thread holds 32 numbers of a 64 by 64 tensor-core tile on four warps: pairs along a row, in two rows eight apart,
@@ -33,19 +33,12 @@ def _operands(*kinds: str) -> tl.constexpr:
     return tl.constexpr(",".join(kind for kind in kinds for _ in range(32)))
 
 
-def row_of(Q: int, T: int) -> int:
-    """The row stride of the window: two blocks of T distances per query; for 2 T queries, two of query ii and three of
-    query ii + T, which are on the same thread. Eight rows of a tensor-core tile are in different banks."""
-    return 2 * T + PAD.value if Q == T else 5 * T + 3 * PAD.value
+def _window(T: int, slide: int) -> int:
+    return T * (2 * T + PAD.value) + T // 16 * (0 if steps_of(slide) == 1 else steps_of(slide) * T)
 
 
-def _window(Q: int, T: int, slide: int) -> int:
-    return T * row_of(Q, T) + T // 16 * steps_of(slide, Q) * T
-
-
-BUFFER_64, BUFFER_32 = _scratch("slide_buffer", _window(64, 64, 2)), _scratch("slide_buffer", _window(32, 32, 2))
-HALF_BUFFER = _scratch("slide_buffer", _window(64, 64, 3) // 2)
-HALF_BUFFER_128 = _scratch("slide_buffer", _window(128, 64, 3) // 2)
+BUFFER_64, BUFFER_32 = _scratch("slide_buffer", _window(64, 2)), _scratch("slide_buffer", _window(32, 2))
+HALF_BUFFER, STILL_BUFFER = (_scratch("slide_buffer", _window(64, slide) // 2) for slide in (3, 4))
 TALL_64, TALL_32 = _scratch("slide_tall", 128 * 72), _scratch("slide_tall", 64 * 40)
 SHORT_64 = _scratch("slide_short", 64 * 72 // 2)
 
@@ -65,53 +58,37 @@ TAKE_SHORT = asm(
     ),
 )
 
-
-def _put_scores(row: int) -> tl.constexpr:
-    return asm(
-        ".reg .b32 x;",
-        *(
-            f"cvt.rn.satfinite.f16x2.f32 x, ${33 + k}, ${32 + k}; st.shared.b32 [$64 + {_at(k, row)}], x;"
-            for k in _PAIRS
-        ),
-    )
-
-
+PUT_SCORES = asm(
+    ".reg .b32 x;",
+    *(f"cvt.rn.satfinite.f16x2.f32 x, ${33 + k}, ${32 + k}; st.shared.b32 [$64 + {_at(k, 136)}], x;" for k in _PAIRS),
+)
 # In a row that is shifted by an odd number, a pair is in two words. This is the same for both rows of a thread.
 _ODD = ".reg .pred odd; .reg .b32 odd_by; and.b32 odd_by, $64, 2; setp.ne.u32 odd, odd_by, 0;"
 
+TAKE_SCORES = asm(
+    _ODD,
+    ".reg .b32 word, bits, x, y; .reg .b16 low, high;",
+    "and.b32 word, $64, -4; shl.b32 bits, odd_by, 3; mov.b32 y, 0;",
+    *(
+        f"ld.shared.b32 x, [word + {_at(k, 135)}]; @odd ld.shared.b32 y, [word + {_at(k, 135) + 4}];"
+        "shf.r.wrap.b32 x, x, y, bits; mov.b32 {low, high}, x;"
+        f"cvt.f32.f16 ${k}, low; cvt.f32.f16 ${k + 1}, high;"
+        for k in _PAIRS
+    ),
+)
 
-def _take_scores(row: int) -> tl.constexpr:
+
+def _move_back(steps: int) -> tl.constexpr:
+    """All is loaded before any is stored, as the new place of a row is the old one of another."""
     return asm(
-        _ODD,
-        ".reg .b32 word, bits, x, y; .reg .b16 low, high;",
-        "and.b32 word, $64, -4; shl.b32 bits, odd_by, 3; mov.b32 y, 0;",
-        *(
-            f"ld.shared.b32 x, [word + {_at(k, row)}]; @odd ld.shared.b32 y, [word + {_at(k, row) + 4}];"
-            "shf.r.wrap.b32 x, x, y, bits; mov.b32 {low, high}, x;"
-            f"cvt.f32.f16 ${k}, low; cvt.f32.f16 ${k + 1}, high;"
-            for k in _PAIRS
-        ),
-    )
-
-
-def _move_back(row: int, steps: int, *blocks: tuple[str, int]) -> tl.constexpr:
-    """Copies blocks, given by address and offset, back over `steps` blocks. All are loaded before any is stored, as
-    the new place of a row is the old one of another."""
-    pairs = [(f"x{32 * b + k}", to, offset + _at(k, row)) for b, (to, offset) in enumerate(blocks) for k in _PAIRS]
-    return asm(
-        f".reg .b32 x<{32 * len(blocks)}>;",
-        *(f"ld.shared.b32 {x}, [{to} + {offset + 2 * 64 * steps}];" for x, to, offset in pairs),
+        ".reg .b32 x<32>;",
+        *(f"ld.shared.b32 x{k}, [$64 + {_at(k, 136) + 2 * 64 * steps}];" for k in _PAIRS),
         "bar.warp.sync 0xffffffff;",
-        *(f"st.shared.b32 [{to} + {offset}], {x};" for x, to, offset in pairs),
+        *(f"st.shared.b32 [$64 + {_at(k, 136)}], x{k};" for k in _PAIRS),
     )
 
 
-# For programs of 64 and of 128 queries.
-PUT_SCORES, TAKE_SCORES, MOVE_BACK = _put_scores(136), _take_scores(135), _move_back(136, 4, ("$64", 0))
-PUT_SCORES_128, TAKE_SCORES_128 = _put_scores(344), _take_scores(343)
-# Operands: 64 outputs, 64 values, 64 addresses. The first address of each half is used; the second half has two blocks.
-MOVE_BACK_128 = _move_back(344, 8, ("$128", 0), ("$160", 0), ("$160", -2 * 64))
-MOVE_BACK_128_WITH = _operands("=r", "=r", "f", "f", "r", "r")
+MOVE_BACK, MOVE_BACK_STILL = _move_back(steps_of(3)), _move_back(steps_of(4))
 PUT_GRADS = asm(
     _ODD,
     ".reg .b32 x; .reg .b16 low, high;",

@@ -57,7 +57,7 @@ def produce(
     if DROPOUT:
         seed = tl.load(seed_ptr)
 
-    farthest, complete = reach(i0, M, L, window, None, T, WINDOW, False, T)
+    farthest, complete = reach(i0, M, L, window, None, T, WINDOW, False)
     # Tile n is at column own - n.
     own = (M + T - 1) // T + block
     near = 0

@@ -119,18 +119,19 @@ class Row:
             own = replace(own, model=own.model.replace("ulmfit", "awd-lstm"))
         if self.task == "conll2003":
             return _tagging(self.name, own)
-        if self.task != "imdb":
-            return own
-        own = replace(own, settings=(*own.settings, "training.validate_every=250"))  # dev is a tenth of train
-        if own.recipe == "finetune-ulmfit":
-            # Five passes of 352 steps. A layer more every half pass, unless the row has no unfreezing.
-            more = () if NO_UNFREEZING in own.settings else ("training.unfreeze_every=176",)
-            return replace(own, settings=(*own.settings, *more), epochs=5)
+        return self._for_imdb(own) if self.task == "imdb" else own
+
+    def _for_imdb(self, own: System) -> System:
+        """Dev is a tenth of train, so 20 validations would take a third of the time. 2.5% of the reviews are longer
+        than 1,024 tokens; complete ones would need up to 40 GiB per run."""
+        longest = 512 if own.group == "memory" else 1024
+        settings = [*own.settings, "training.validate_every=250", f"model.longest={longest}"]
         if own.model in MEMORY:
-            # Longer segments: fewer launches. 2.5% of the reviews are longer than 1,024 tokens.
-            longest = 512 if own.group == "memory" else 1024
-            return replace(own, settings=(*own.settings, "training.segment=512", f"model.longest={longest}"))
-        return own
+            settings.append("training.segment=512")  # fewer launches
+        if own.recipe == "finetune-ulmfit" and NO_UNFREEZING not in own.settings:
+            settings.append("training.unfreeze_every=176")  # half a pass
+        passes = 5 if own.recipe == "finetune-ulmfit" else own.epochs
+        return replace(own, settings=tuple(settings), epochs=passes)
 
     @property
     def epochs(self) -> float:
@@ -182,5 +183,5 @@ def finetuning(row: Row, models: Path, out: Path, seed: int, task: str, more: li
 
 def likelihoods(model: Path, *, pointer: bool) -> list[str]:
     """The command of the scores without training."""
-    words = ["evaluate-tasks", str(model), "--tasks", LIKELIHOOD, "--json"]
+    words = ["evaluate-tasks", str(model), "--tasks", LIKELIHOOD, "--dtype", "float32", "--json"]
     return words if pointer else [*words, "--pointer", "0"]

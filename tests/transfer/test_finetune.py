@@ -223,6 +223,21 @@ def test_several_seeds_have_a_mean_and_a_deviation(base: Path, folder: Path, tmp
     assert once.seeds == (7,)
 
 
+SEVERAL = {
+    "choice": [{"premise": "it rains", "choice1": "wet", "choice2": "dry", "label": k % 2} for k in range(5)],
+    "similarity": [{"text_a": "a film", "text_b": "a play", "score": float(k)} for k in range(5)],
+}
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_examples_of_several_sequences_with_any_segment(base: Path, tmp_path: Path, kind: str) -> None:
+    """The preflight used a row of a segment, which could not be divided among the sequences if it was odd."""
+    write(tmp_path / kind / "train.jsonl", SEVERAL[kind])
+    sets = ["training.steps=1", "training.batch=2", "training.segment=15"]
+    result = finetune(base, tmp_path / kind, tmp_path / "r", overrides=sets, device="cpu")
+    assert len(result.dev) == 1
+
+
 def test_changed_examples_cannot_be_resumed(finished: tuple[Path, dict[str, Any]], base: Path, folder: Path) -> None:
     out, _ = finished
     with pytest.raises(ConfigError, match="seed"):

@@ -70,7 +70,8 @@ def write_result(out: Path, data: TaskData, device: torch.device | str) -> dict[
 def packed_probabilities(found: Mapping[str, Sequence[Prediction]]) -> bytes:
     """The contents of probabilities.npz: [rows, classes] for every split, in the order of its rows."""
     file = io.BytesIO()
-    np.savez(file, **{split: np.array([one.probabilities for one in rows]) for split, rows in found.items()})
+    arrays: dict[str, Any] = {split: np.array([one.probabilities for one in rows]) for split, rows in found.items()}
+    np.savez(file, **arrays)
     return file.getvalue()
 
 

@@ -1,5 +1,6 @@
 """Every recipe loads and builds the published shape. Errors name the line and the value."""
 
+import itertools
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -10,7 +11,8 @@ import torch
 from longspan.errors import ConfigError, LongspanError
 from longspan.models.families import family
 from longspan.models.longspan_xl import LongspanXLConfig
-from longspan.training.recipe import MOVED, SECTIONS, build_recipe, load_recipe, recipe_names
+from longspan.training.depth import rate_factors
+from longspan.training.recipe import MOVED, SECTIONS, as_steps, build_recipe, load_recipe, recipe_names
 
 # preset: (parameters in the authors' code, vocabulary, evaluation segment / memory / clamp)
 PUBLISHED = {
@@ -51,6 +53,35 @@ def test_awd_lstm_on_ptb_has_the_published_settings() -> None:
     assert (training.optimizer, training.lr, training.clip, training.batch) == ("sgd", 30.0, 0.25, 40)
     assert (training.averaging, training.average_patience, training.segment_jitter) == ("asgd", 5, 5.0)
     assert recipe.expected.score == 57.3
+
+
+SYSTEMS = ("gpt", "elmo", "bert", "awd-lstm", "xlnet", "transformer-xl", "longspan-xl")
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_systems_of_transfer_have_equal_sizes_and_minutes(name: str) -> None:
+    """Tensor cores need widths that are multiples of 8."""
+    recipe = load_recipe(f"transfer-{name}")
+    with torch.device("meta"):
+        model = family(recipe.family)(recipe.model)
+    assert 24_000_000 < model.parameter_count < 27_000_000
+    assert (recipe.model.vocabulary, recipe.training.seconds) == (16_384, 480)
+    for matrix in (parameter for parameter in model.parameters() if parameter.dim() == 2 and len(parameter) > 512):
+        assert matrix.shape[0] % 8 == matrix.shape[1] % 8 == 0
+    for (_, rows), (_, tokens) in zip(as_steps(recipe.training.batch), as_steps(recipe.training.segment), strict=True):
+        assert rows * tokens == 2**15
+
+
+def test_ulmfit_tunes_its_language_model_with_the_authors_rates() -> None:
+    """The tied embedding at the highest rate, and each layer at 1 / 2.6 of the one above it."""
+    recipe = load_recipe("transfer-ulmfit-lm")
+    with torch.device("meta"):
+        model = family(recipe.family)(recipe.model)
+    found = rate_factors(model, recipe.training.layer_decay, recipe.training.embedding_rate)
+    layers = [found[f"layers.{n}.hidden.weight"] for n in range(3)]
+    assert found["embedding.tables.0"] == pytest.approx(1.0, rel=1e-4)
+    assert [high / low for low, high in itertools.pairwise(layers)] == pytest.approx([2.6, 2.6])
+    assert recipe.model.inner == load_recipe("transfer-awd-lstm").model.inner
 
 
 def test_ptb_recipe_has_the_documented_dropout_and_at_most_24m_parameters() -> None:

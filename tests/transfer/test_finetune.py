@@ -157,6 +157,28 @@ def test_test_rows_without_labels_get_predictions(base: Path, folder: Path, tmp_
         assert not (tmp_path / "other").exists()
 
 
+def test_probabilities_of_dev_and_test_are_kept(finished: tuple[Path, dict[str, Any]], folder: Path) -> None:
+    """In the order of the rows, for ensembles and for scores of some of the rows."""
+    out, summary = finished
+    data, best = open_task(folder), load_predictor(out / "best")
+    with np.load(out / "probabilities.npz") as kept:
+        for split, examples in (("dev", data.dev), ("test", data.test())):
+            wanted = [prediction.probabilities for prediction in best.predict(examples)]
+            np.testing.assert_array_equal(kept[split], wanted)
+            right = [best.config.labels[k] == e.label for k, e in zip(kept[split].argmax(1), examples, strict=True)]
+            assert summary[split] == np.mean(right)
+
+
+def test_rates_of_the_wrapped_model_can_change(base: Path, folder: Path) -> None:
+    loaded, data = load_model(base), open_task(folder)
+    made = resolve(loaded, data, overrides=["model.base.dropout=0.25"])
+    assert made.model.base == {**made.model.base, "dropout": 0.25, "layers": 2, "width": 32}
+    assert loaded.model.config.dropout == 0.0
+    for setting, word in (("model.base.width=64", "width"), ("model.base=3", "table"), ("model.base.drop=0.1", "drop")):
+        with pytest.raises(ConfigError, match=word):
+            resolve(loaded, data, overrides=[setting])
+
+
 class StopAt(Observer):
     def __init__(self, step: int) -> None:
         self.step = step
@@ -199,6 +221,21 @@ def test_several_seeds_have_a_mean_and_a_deviation(base: Path, folder: Path, tmp
         finetune(base, folder, tmp_path / "s", overrides=["training.seed=7"], seeds=2, device="cpu")
     once = finetune(base, folder, tmp_path / "s", overrides=[*sets, "training.seed=7"], device="cpu")
     assert once.seeds == (7,)
+
+
+SEVERAL = {
+    "choice": [{"premise": "it rains", "choice1": "wet", "choice2": "dry", "label": k % 2} for k in range(5)],
+    "similarity": [{"text_a": "a film", "text_b": "a play", "score": float(k)} for k in range(5)],
+}
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_examples_of_several_sequences_with_any_segment(base: Path, tmp_path: Path, kind: str) -> None:
+    """The preflight used a row of a segment, which could not be divided among the sequences if it was odd."""
+    write(tmp_path / kind / "train.jsonl", SEVERAL[kind])
+    sets = ["training.steps=1", "training.batch=2", "training.segment=15"]
+    result = finetune(base, tmp_path / kind, tmp_path / "r", overrides=sets, device="cpu")
+    assert len(result.dev) == 1
 
 
 def test_changed_examples_cannot_be_resumed(finished: tuple[Path, dict[str, Any]], base: Path, folder: Path) -> None:

@@ -1,12 +1,14 @@
 """TaskModel: a document can be cut anywhere, padding has no effect, and losses are those of the formulas."""
 
 import itertools
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from longspan.config import plain
 from longspan.contract import LanguageModel
@@ -21,6 +23,7 @@ from longspan.transfer.formats import Format
 from longspan.transfer.heads import Pool
 from longspan.transfer.model import TaskConfig, TaskModel
 from longspan.transfer.predict import Predictor
+from longspan.transfer.tagger import BiLSTMCRF
 from longspan.transfer.tasks import Example
 from tests.support import build
 
@@ -214,6 +217,30 @@ def test_a_frozen_model_trains_the_classifier_only() -> None:
     loss(model, [Example(("one",), "0"), Example(("two",), "1")]).backward()
     trained = {name.split(".")[0] for name, parameter in model.named_parameters() if parameter.grad is not None}
     assert trained == {"classifier", "mix"}
+
+
+def test_the_operations_of_a_crf_loss_do_not_depend_on_the_rows() -> None:
+    """A step that looks at every row on its own waits for the GPU as often."""
+    tagger = BiLSTMCRF(8, 4, 3, 0.0)
+    counts = []
+    for rows in (2, 6):
+        targets = torch.tensor([[-1, 0, 2, -1, 1]]).expand(rows, -1)
+        with Operations() as seen:
+            tagger.loss(torch.randn(rows, 5, 8), targets)
+        counts.append(seen.names)
+    assert counts[0] == counts[1]
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations of torch by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names[func.overloadpacket._qualified_op_name] += 1
+        return func(*args, **(kwargs or {}))
 
 
 def test_a_crf_tagger_ignores_padding_and_decodes_what_it_scores_best() -> None:

@@ -40,14 +40,17 @@ class CRF(nn.Module):
         return (alpha + self.last).logsumexp(-1)
 
     @torch.no_grad()
-    def decode(self, scores: Float[Tensor, "T C"]) -> list[int]:
-        """The most probable tags of one row (Viterbi)."""
-        best, pointers = self.first + scores[0], []
-        for step in scores[1:]:
-            best, pointer = (best[:, None] + self.transitions).max(0)
-            best = best + step
-            pointers.append(pointer)
-        tags = [int((best + self.last).argmax())]
+    def decode(self, scores: Float[Tensor, "B T C"], sizes: Int[Tensor, "B"]) -> Int[Tensor, "B T"]:
+        """The most probable tags of every row (Viterbi), of which the first `sizes` count. All rows take a step
+        together."""
+        T, stay = scores.shape[1], torch.arange(scores.shape[2], device=scores.device).expand(len(scores), -1)
+        best, pointers = self.first + scores[:, 0], []
+        for t in range(1, T):
+            after, pointer = (best[:, :, None] + self.transitions).max(1)
+            inside = (t < sizes)[:, None]
+            best = torch.where(inside, after + scores[:, t], best)
+            pointers.append(torch.where(inside, pointer, stay))  # after its last word a row keeps its tag
+        tags = [(best + self.last).argmax(-1)]
         for pointer in reversed(pointers):
-            tags.append(int(pointer[tags[-1]]))
-        return tags[::-1]
+            tags.append(pointer.gather(1, tags[-1][:, None])[:, 0])
+        return torch.stack(tags[::-1], dim=1)

@@ -79,8 +79,7 @@ def _check_step(trainer: Trainer) -> None:
     """The activations of the largest batch fit into memory, extrapolated from one and two rows. Without this check the
     kernel would kill the process without a message."""
     start, batch = max(as_steps(trainer.config.batch), key=lambda step: step[1])
-    segment = trainer.recipe.training_reading(start).segment
-    segment = min(segment, (len(trainer.streams.ids) - 1) // batch)  # the length of a row
+    segment = trainer.streams.longest_segment(trainer.recipe.training_reading(start).segment, batch)
     one, two = (_activation_bytes(trainer, rows, segment) for rows in (1, 2))
     rows = batch // (trainer.config.accumulate * trainer.processes.size)
     size, available = one + (rows - 1) * (two - one), _available_memory(trainer.device)

@@ -104,6 +104,10 @@ class ExampleBatches:
         self.position = batch.tokens.shape[1]
         return batch
 
+    def longest_segment(self, segment: int, batch: int) -> int:  # noqa: ARG002 (documents are whole)
+        """The most tokens per row: all sequences of the longest example, with padding."""
+        return len(self.examples[0].rows) * rounded(int(self.lengths.max()))
+
     def rebatch(self, batch: int) -> None:
         raise DataError(f"the batch of a task cannot change during a run (from {self.batch} to {batch})")
 

@@ -208,7 +208,9 @@ def resolve(
     reading = {k: v for k, v in reading_of(base.model).items() if k in ("segment", *SETTINGS) and k != "pointer"}
     corpus = str(Path(task).resolve()) if Path(task).is_dir() else data.task.name
     values: dict[str, Any] = {**given, "data": {"corpus": corpus}}
-    values["model"] = given.get("model", {}) | describe_base(base.model) | describe_task(data)
+    own = dict(given.get("model", {}))
+    described = describe_base(base.model, own.pop("base", {}))
+    values["model"] = own | described | describe_task(data)
     values["training"] = {"seed": seed, **reading, **training}
     made = build_recipe(values, f"finetune-{data.task.name}")
     if "cuda_graph" not in training and suits_graphs(made, device):
@@ -236,10 +238,18 @@ def with_length(
     return values
 
 
-def describe_base(model: LanguageModel) -> dict[str, Any]:
-    """The keys of a TaskConfig that describe the wrapped model. Of a TaskModel, its language model is used again."""
+def describe_base(model: LanguageModel, changes: Any = ()) -> dict[str, Any]:
+    """The keys of a TaskConfig that describe the wrapped model. Of a TaskModel, its language model is used again.
+    `changes` are new rates, such as that of dropout; everything else belongs to the weights."""
     base = model.base if isinstance(model, TaskModel) else model
-    shape = {"base_family": name_of(base), "base": config.plain(base.config)}
+    plain = config.plain(base.config)
+    if not isinstance(changes, Mapping | tuple):
+        raise ConfigError(f"model.base={changes!r:.40} must be a table; set its keys, such as model.base.dropout=0.1")
+    for key in changes:
+        if not isinstance(plain.get(key), float):
+            rates = ", ".join(f"model.base.{name}" for name, value in plain.items() if isinstance(value, float))
+            raise ConfigError(f"model.base.{key} cannot change, because the weights depend on it; only {rates} can")
+    shape = {"base_family": name_of(base), "base": plain | dict(changes)}
     return {"family": "task", "vocabulary": base.config.vocabulary, **shape}
 
 

@@ -21,6 +21,7 @@ from longspan.errors import DataError, LongspanError
 from longspan.reading import Reading
 from longspan.tokenizers import Tokenizer
 from longspan.tokenizers.text import to_bytes
+from longspan.transfer.encoded import encode_texts
 from longspan.transfer.tasks.task import Example, Kind, Label
 
 Ids = NDArray[np.int64]
@@ -103,7 +104,7 @@ class Format:
         """The sequences of all examples. All texts are encoded together, which is faster."""
         spaced = self.kind == "tags"
         texts = [to_bytes(f" {text}" if spaced else text) for example in examples for text in example.texts]
-        found = iter(self.tokenizer.encode_many(texts, "the task", partial=True))
+        found = iter(encode_texts(self.tokenizer, texts))
         make = self._tagged if spaced else self._document
         return [make(example, [next(found).astype(np.int64) for _ in example.texts]) for example in examples]
 

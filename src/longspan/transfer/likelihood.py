@@ -19,6 +19,7 @@ from longspan.scoring.score import score
 from longspan.text_model import TextModel
 from longspan.tokenizers.text import to_bytes
 from longspan.transfer.batches import by_length
+from longspan.transfer.encoded import encode_texts
 from longspan.transfer.tasks.opened import rows_of
 from longspan.transfer.tasks.packed import install
 
@@ -47,7 +48,7 @@ def likelihoods(model: TextModel, pairs: Sequence[tuple[str, str]], reading: Rea
     language_model, reading = model.model, reading or model.reading
     _require_likelihoods(language_model)
     texts = [to_bytes(text) for pair in pairs for text in pair]
-    encoded = model.tokenizer.encode_many(texts, "the task", partial=True)
+    encoded = encode_texts(model.tokenizer, texts)
     first = model.first_token().astype(np.int64)
     rows, sizes = [], []
     for context, continuation in zip(encoded[::2], encoded[1::2], strict=True):
@@ -153,7 +154,7 @@ def wikitext2(
     _require_likelihoods(model.model)
     step = find_stride(model.model, reading, stride)
     texts, first = [to_bytes(row["text"]) for row in rows], model.first_token()
-    encoded = model.tokenizer.encode_many(texts, "the task", partial=True)
+    encoded = encode_texts(model.tokenizer, texts)
     scores = [score(model.model, np.concatenate([first, ids]), reading, stride=step or 1) for ids in encoded]
     nats, words = sum(one.nats * one.scored for one in scores), sum(row["words"] for row in rows)
     stated = {} if step is None else {"stride": step}

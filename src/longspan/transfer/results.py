@@ -1,10 +1,13 @@
 """result.json of a fine-tuning run: the scores of best/ on dev and test, and what they belong to."""
 
 import hashlib
+import io
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from longspan.checkpoints import store
@@ -14,17 +17,17 @@ from longspan.data.cache import sha256
 from longspan.errors import CheckpointError
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer
-from longspan.transfer.predict import as_row, load_predictor
+from longspan.transfer.predict import Prediction, as_row, evaluate, load_predictor
 from longspan.transfer.tasks import TaskData
 
-RESULT, PREDICTIONS = "result.json", "predictions.jsonl"
+RESULT, PREDICTIONS, PROBABILITIES = "result.json", "predictions.jsonl", "probabilities.npz"
 
 
 class RemoveResult(Observer):
     """Removes the result of a finished run that continues, because best/ may change from now on."""
 
     def __init__(self, out: Path) -> None:
-        self.paths = out / RESULT, out / PREDICTIONS
+        self.paths = out / RESULT, out / PREDICTIONS, out / PROBABILITIES
 
     def begin(self, trainer: Trainer) -> None:  # noqa: ARG002
         for path in self.paths:
@@ -42,20 +45,34 @@ def scored_on(out: Path, data: TaskData) -> str:
 
 def write_result(out: Path, data: TaskData, device: torch.device | str) -> dict[str, Any]:
     """Score dev and then test with best/, and write result.json. Test rows without labels get predictions.jsonl.
-    `read_result` comes first, so test is scored once for a best/."""
+    `read_result` comes first, so test is scored once for a best/. The probabilities of classes and choices are kept in
+    probabilities.npz, to average those of several models."""
     best = load_predictor(out / "best", device=device)
-    values: dict[str, Any] = {"task": data.task.name, "metric": data.task.metric, "dev": best.evaluate(data.dev)}
+    found = {"dev": best.predict(data.dev)}
+    values: dict[str, Any] = {"task": data.task.name, "metric": data.task.metric}
+    values["dev"] = evaluate(best.config, data.dev, found["dev"])
     if data.has_test:
         examples = data.test()
+        found["test"] = best.predict(examples)
         if examples[0].label is not None:
-            values["test"] = best.evaluate(examples)
+            values["test"] = evaluate(best.config, examples, found["test"])
         else:
-            rows = (json.dumps(as_row(best.config, one), ensure_ascii=False) for one in best.predict(examples))
+            rows = (json.dumps(as_row(best.config, one), ensure_ascii=False) for one in found["test"])
             write_file(out / PREDICTIONS, "".join(f"{row}\n" for row in rows).encode())
             values["predictions"] = PREDICTIONS
+    if found["dev"][0].probabilities:
+        write_file(out / PROBABILITIES, packed_probabilities(found))
     values["scored_on"] = scored_on(out, data)
     write_file(out / RESULT, (json.dumps(values, indent=1) + "\n").encode())
     return values
+
+
+def packed_probabilities(found: Mapping[str, Sequence[Prediction]]) -> bytes:
+    """The contents of probabilities.npz: [rows, classes] for every split, in the order of its rows."""
+    file = io.BytesIO()
+    arrays: dict[str, Any] = {split: np.array([one.probabilities for one in rows]) for split, rows in found.items()}
+    np.savez(file, **arrays)
+    return file.getvalue()
 
 
 def read_result(out: Path, data: TaskData) -> dict[str, Any] | None:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
 from longspan.nn.crf import CRF
 from longspan.shapes import Bool, Float, Int, Tensor
@@ -18,37 +19,44 @@ class BiLSTMCRF(nn.Module):
         self.crf = CRF(tags)
         self.dropout = nn.Dropout(dropout)
 
-    def scores(self, words: Float[Tensor, "B W D"], valid: Bool[Tensor, "B W"]) -> Float[Tensor, "B W C"]:
+    def scores(self, words: Float[Tensor, "B W D"], sizes: Int[Tensor, "B"]) -> Float[Tensor, "B W C"]:
+        """Scores of the tags of every word. `sizes`, the number of words in each row, is on the CPU."""
         # cuDNN needs weights in one dtype with the inputs, which autocast does not ensure.
         with torch.autocast(words.device.type, enabled=False):
             x = self.dropout(words.to(self.output.weight.dtype))
-            sizes = valid.sum(1).clamp(min=1).cpu()  # a text may be too long for any of its words
+            sizes = sizes.clamp(min=1)  # a text may be too long for any of its words
             packed = pack_padded_sequence(x, sizes, batch_first=True, enforce_sorted=False)
             hidden, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=words.shape[1])
             return self.output(self.dropout(hidden))
 
     def loss(self, features: Float[Tensor, "B T D"], targets: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
         """The mean loss per word. Words are where the targets are not negative."""
-        rows = [row.nonzero()[:, 0] for row in targets >= 0]
-        words, valid = gather_words(features, rows)
-        tags, _ = gather_words(targets[..., None], rows)
-        return self.crf.losses(self.scores(words, valid), tags[..., 0], valid).sum() / valid.sum()
+        other = targets < 0
+        sizes = (~other).sum(1).cpu()  # the only sync of a step
+        place = other.long().argsort(dim=1, stable=True)[:, : widest(sizes)]  # words first, in their order
+        tags = targets.gather(1, place)
+        words = take(features, place, tags >= 0)
+        return self.crf.losses(self.scores(words, sizes), tags, tags >= 0).sum() / sizes.sum()
 
     def decode(self, features: Float[Tensor, "B T D"], marks: Sequence[Int[Tensor, "_"]]) -> list[list[int]]:
         """The most probable tags of the words at these positions of every row."""
-        words, valid = gather_words(features, marks)
-        scores = self.scores(words, valid).cpu()
+        sizes = torch.tensor([len(places) for places in marks])
+        place = pad_sequence(list(marks), batch_first=True).long()
+        place = F.pad(place, (0, widest(sizes) - place.shape[1]))
+        valid = torch.arange(place.shape[1]) < sizes[:, None]
+        words = take(features, place.to(features.device), valid.to(features.device))
+        scores = self.scores(words, sizes).cpu()
         crf = CRF(scores.shape[-1]).to(scores.dtype)
         crf.load_state_dict(self.crf.state_dict())  # a step of Viterbi is tiny, so a CPU is faster
-        rows = zip(scores, marks, strict=True)
-        return [crf.decode(row[: len(places)]) if len(places) else [] for row, places in rows]
+        found = crf.decode(scores, sizes).tolist()
+        return [row[:size] for row, size in zip(found, sizes.tolist(), strict=True)]
 
 
-def gather_words(features: Tensor, marks: Sequence[Int[Tensor, "_"]]) -> tuple[Tensor, Bool[Tensor, "B W"]]:
-    """[B, W, D] with the features at the marks of every row, zeros after them, and which of them are words."""
-    width = max(1, max(len(places) for places in marks))
-    words = features.new_zeros(len(marks), width, features.shape[-1])
-    for k, places in enumerate(marks):
-        words[k, : len(places)] = features[k, places.to(features.device)]
-    counts = torch.tensor([len(places) for places in marks], device=features.device)
-    return words, torch.arange(width, device=features.device) < counts[:, None]
+def widest(sizes: Int[Tensor, "B"]) -> int:
+    return max(1, int(sizes.max()))
+
+
+def take(features: Float[Tensor, "B T D"], place: Int[Tensor, "B W"], valid: Bool[Tensor, "B W"]) -> Tensor:
+    """[B, W, D] with the features at these places of every row, and zeros where they are not valid."""
+    words = features.gather(1, place[..., None].expand(-1, -1, features.shape[-1]))
+    return torch.where(valid[..., None], words, 0.0)

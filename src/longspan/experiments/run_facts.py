@@ -53,10 +53,12 @@ def _name(corpus: Any) -> str | None:
 
 
 def portable_command(words: Sequence[str]) -> str:
-    """The command of a run without the paths of its machine."""
-    shown = []
+    """The command of a run without the paths of its machine, and without --resume auto, which changes no result."""
+    shown: list[str] = []
     for before, word in zip(["", *words], words, strict=False):
-        if before == "--out" or (before == "--resume" and word != "auto"):
+        if before == "--resume" and word == "auto":
+            shown.pop()
+        elif before in ("--out", "--resume"):
             shown.append("RUN")
         elif before == "--recipe" or word.endswith(".py"):
             shown.append(Path(word).stem if before == "--recipe" else Path(word).name)

@@ -13,7 +13,7 @@ from longspan.training.recipe import load_recipe
 from .cards import ROOT, RecipeRow, is_known, number, recipe_rows, steps_and_tokens, tokens_read, value
 
 CARDS = sorted((ROOT / "docs" / "cards").glob("*.md"))
-TRAINING_TOKENS = {"enwik8": 90_000_000, "ptb": 929_589}
+TRAINING_TOKENS = {"enwik8": 90_000_000, "enwik8-authors": 88_982_818, "ptb": 929_589, "wikitext-2": 2_088_628}
 
 pytestmark = pytest.mark.parametrize("card", [pytest.param(path, id=path.stem) for path in CARDS])
 

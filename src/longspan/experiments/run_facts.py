@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from longspan.experiments.report.runs import read_run
-from longspan.experiments.scaling.points import count_non_embedding
+from longspan.experiments.scaling.points import count_non_embedding, point_name, runs_in
 from longspan.models.families import outline
 from longspan.training.folder import read_run_info
 from longspan.training.observers.metrics import read_lines
@@ -45,6 +45,12 @@ def run_facts(folder: Path) -> dict[str, Any]:
         "commit": run.machine.get("commit"),
         "time": processes[0].get("time"),
     }
+
+
+def facts_of_runs(paths: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """The facts of all runs in some folders, by the names of their points in a scaling law."""
+    folders = [(path, folder) for path in paths if path.suffix != ".csv" for folder in runs_in(path)]
+    return {point_name(path, folder): run_facts(folder) for path, folder in folders}
 
 
 def _name(corpus: Any) -> str | None:

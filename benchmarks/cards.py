@@ -33,9 +33,16 @@ def evaluate(command: str, model: Path, device: str) -> dict[str, Any]:
     return dict(json.loads(output_of(verb, model, *rest, "--device", device, "--json")))
 
 
-def reading_flags(memory: int, clamp: int, settings: Collection[str] = ("memory", "clamp", "same_length")) -> str:
-    """The flags of a reading, for the settings that a family uses."""
-    flags = {"memory": f"--memory {memory}", "clamp": f"--clamp {clamp}", "same_length": "--same-length"}
+def reading_flags(
+    memory: int,
+    clamp: int,
+    settings: Collection[str] = ("memory", "clamp", "same_length"),
+    discount: float | None = None,
+) -> str:
+    """The flags of a reading, for the settings that a family uses; no flag for a discount of None."""
+    same = "--same-length" if memory else "--no-same-length"
+    flags = {"memory": f"--memory {memory}", "clamp": f"--clamp {clamp}", "same_length": same}
+    flags |= {} if discount is None else {"discount": f"--discount {discount:g}"}
     return " ".join(flag for key, flag in flags.items() if key in settings)
 
 
@@ -60,13 +67,6 @@ def training_commit(about: dict[str, Any], given: str | None, parser: ArgumentPa
     if not re.fullmatch("[0-9a-f]{40}", commit):
         parser.error(f"the training commit {commit!r} is not a full SHA of a clean checkout; give one with --commit")
     return commit
-
-
-def training_command(words: list[str]) -> str:
-    """The command of a run, without the paths of its machine."""
-    portable = {"--out": lambda _: "RUN", "--recipe": lambda word: Path(word).stem}
-    pairs = zip(["", *words], words, strict=False)
-    return shlex.join([portable.get(before, str)(word) for before, word in pairs])
 
 
 @contextlib.contextmanager

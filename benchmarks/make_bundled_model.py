@@ -22,13 +22,13 @@ from cards import (
     memories_and_clamps,
     output_of,
     reading_flags,
-    training_command,
     training_commit,
     usage_errors,
 )
 
 from longspan.bundled import FOLDER
 from longspan.data import open_corpus
+from longspan.experiments.run_facts import portable_command
 from longspan.text_model import load
 from longspan.training.recipe import load_recipe
 
@@ -144,7 +144,7 @@ def make(asked: argparse.Namespace, about: dict[str, Any], commit: str) -> None:
                 text=about["data"]["fingerprint"],
                 fingerprint=FINGERPRINT,
                 commit=commit,
-                training=training_command(about["processes"][0]["command"]),
+                training=portable_command(about["processes"][0]["command"]),
             )
         )
         if (asked.out / "manifest.json").is_file():

@@ -1,12 +1,15 @@
 """Write the card of a trained recipe whose weights are not distributed, with the command that prints each result.
 
-    python benchmarks/make_card.py RUN --out docs/cards/NAME.md [--memories 512,1024] [--pointers 512,2000]
-        [--temps 1,1.1] [--dynamic 5e-5] [--also FILE] [--shorter CORPUS] [--note TEXT]
+    python benchmarks/make_card.py RUN --out docs/cards/NAME.md [--memories 512,1024] [--discounts 0,2]
+        [--pointers 512,2000] [--temps 1,1.1] [--dynamic 5e-5] [--also FILE] [--shorter CORPUS] [--note TEXT]
 
-Settings are chosen on the validation split, in this order: memory and clamp, reach of the pointer, temperature, rate of
-dynamic evaluation. The test split and further texts are scored afterwards with the chosen settings. They are also
-scored without a pointer, a temperature and dynamic evaluation. Only those results can be compared with papers, so they
-have a column of their own.
+Settings are chosen on the validation split, in this order: memory, clamp and discount, reach of the pointer,
+temperature, rate of dynamic evaluation. The test split and further texts are scored afterwards with the chosen
+settings. They are also scored without a pointer, a temperature and dynamic evaluation. Only those results can be
+compared with papers, so they have a column of their own.
+
+Every score is written to --results (default: RUN/card.json) as soon as it is known, with the facts of the run: seed,
+speed, memory, command. A second call scores only what is missing.
 """
 
 import argparse
@@ -14,8 +17,9 @@ import json
 import os
 import re
 import shlex
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +28,15 @@ from cards import (
     longest_distance,
     memories_and_clamps,
     reading_flags,
-    training_command,
     training_commit,
     usage_errors,
 )
 
 from longspan.checkpoints.model_folder import find_model, open_model
+from longspan.checkpoints.store import write_file
 from longspan.data import open_corpus
 from longspan.device import find_device, find_dtype
+from longspan.experiments.run_facts import portable_command, run_facts
 from longspan.models.families import family
 from longspan.scoring.dynamic import Dynamics
 from longspan.training.environment import hardware
@@ -40,12 +45,20 @@ from longspan.training.recipe import Recipe, load_recipe
 CARD = """# {name}
 
 {parameters:,} parameters, {seconds:,.0f} seconds of training on {device}, {steps:,} steps, {tokens:,} tokens of the
-{split} split of {data}. Scored on {scorer}.
+{split} split of {data}. One seed ({seed}). {speed}Scored on {scorer}.
+
+| {unit}, {reading} | valid | test |
+|---|---|---|
+{summary}
+
+## All scores
 
 Comparable results use no pointer, no temperature and no dynamic evaluation. Best results use what their row lists.
+Memory is the number of earlier tokens that a layer attends to. Distances beyond the clamp share a position, and a
+discount lowers their scores ([details](../evaluation.md)).
 
-| text | memory | clamp | comparable {unit} | best {unit} | best uses | command |
-|---|---|---|---|---|---|---|
+| text | memory | clamp | discount | comparable {unit} | best {unit} | best uses | command |
+|---|---|---|---|---|---|---|---|
 {rows}
 
 Chosen on the validation split, the best of the values listed: {chosen}. The test split was scored afterwards.
@@ -76,6 +89,7 @@ class Row:
     text: str
     memory: int
     clamp: int
+    discount: float
     flags: str
     pointer: int | None
     """Positions the pointer may copy from; None for a model without a pointer."""
@@ -106,15 +120,53 @@ class Row:
             parts.append(f"dynamic {self.rate:g} (static {self.static:.4f})")
         return ", ".join(parts)
 
-    def scored(self, model: Path, device: str, unit: str) -> "Row":
-        facts = evaluate(self.command.replace(" MODEL", "", 1), model, device)
-        return replace(self, score=facts[unit], static=facts.get(f"static_{unit}"))
+    @property
+    def words(self) -> str:
+        """What the row uses, for a sentence."""
+        parts = [f"a pointer to {self.pointer} tokens"] * bool(self.pointer)
+        parts += [f"temperature {self.temperature:g}"] * (self.temperature != 1)
+        if self.rate is not None:
+            parts.append(f"dynamic evaluation at rate {self.rate:g}")
+        return " and ".join(parts)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Rows with the same key differ in what makes a result comparable, and in segments."""
+        return self.text, self.memory, self.clamp, self.discount
 
     def __str__(self) -> str:
         name, best = self.text.removeprefix("--data "), f"{self.score:.4f}"
         known = "not measured" if self.comparable is None else f"{self.comparable:.4f}"
         scores = f"{best} | - | -" if self.is_comparable else f"{known} | {best} | {self.uses}"
-        return f"| {name} | {self.memory} | {self.clamp} | {scores} | `{self.command}` |"
+        return f"| {name} | {self.memory} | {self.clamp} | {self.discount:g} | {scores} | `{self.command}` |"
+
+
+class Scorer:
+    """Runs the commands of rows. Scores are kept in a JSON file, so that a second call runs only missing ones."""
+
+    def __init__(self, asked: argparse.Namespace, unit: str, model: str) -> None:
+        self.run, self.device, self.unit = asked.run, asked.device, unit
+        self.path: Path = asked.results or asked.run / "card.json"
+        about = {"model": model, "device": hardware(find_device(asked.device))}
+        before = json.loads(self.path.read_bytes()) if self.path.is_file() else {}
+        same = all(before.get(key) == value for key, value in about.items())
+        scores = before["scores"] if same and before else {}
+        self.found = about | {"unit": unit, "run": run_facts(asked.run), "scores": scores}
+
+    def __call__(self, rows: list[Row]) -> list[Row]:
+        return [self.score(row) for row in rows]
+
+    def score(self, row: Row) -> Row:
+        if row.command not in self.found["scores"]:
+            facts = evaluate(row.command.replace(" MODEL", "", 1), self.run, self.device)
+            self.found["scores"][row.command] = facts
+            self.save()
+        facts = self.found["scores"][row.command]
+        return replace(row, score=facts[self.unit], static=facts.get(f"static_{self.unit}"))
+
+    def save(self, **more: Any) -> None:
+        self.found |= more
+        write_file(self.path, (json.dumps(self.found, indent=1) + "\n").encode())
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -122,14 +174,18 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("run", type=Path, help="the folder of the training run")
     parser.add_argument("--out", type=Path, required=True, help="the card to write")
     parser.add_argument("--memories", type=integers, default=[], help="memories to choose from; default: the recipe's")
+    parser.add_argument(
+        "--discounts", type=numbers, default=[], help="discounts beyond the clamp to choose from; default: the recipe's"
+    )
     parser.add_argument("--pointers", type=integers, default=[], help="reaches of the pointer to choose from")
     parser.add_argument("--temps", type=numbers, default=[], help="temperatures to choose from")
     parser.add_argument("--dynamic", type=numbers, default=[], help="rates of dynamic evaluation to choose from")
     parser.add_argument("--also", action="append", default=[], help="a further text to score, a file or a corpus")
     parser.add_argument("--shorter", help="a corpus that drops symbols from the same files, for an upper bound of bits")
     parser.add_argument("--note", action="append", default=[], help="a paragraph to add")
-    parser.add_argument("--flags", default="--segment 512 --streams 8", help="flags of static evaluation")
-    parser.add_argument("--dynamic-flags", default="--segment 512", help="flags of dynamic evaluation")
+    parser.add_argument("--flags", help="flags of static evaluation; default: the segment of the recipe's evaluation")
+    parser.add_argument("--dynamic-flags", help="flags of dynamic evaluation; default: the segment of training")
+    parser.add_argument("--results", type=Path, help="the JSON file of all scores; default: RUN/card.json")
     parser.add_argument("--commit", help="the commit that trained the run, if run.json has none")
     parser.add_argument("--device", default="auto", help="where to score: auto, cpu, cuda")
     asked = parser.parse_args(arguments)
@@ -162,11 +218,19 @@ def card(asked: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
     check_options(asked, recipe, parser)
     where = find_device(asked.device)
     lengths = split_lengths(asked.shorter, data["name"], unit, parser) if asked.shorter else None
-    rows = with_comparable(list(score_all(asked, recipe, data["name"], unit)))
+    scorer = Scorer(asked, unit, model.hash)
+    rows = with_comparable(list(score_all(asked, recipe, data["name"], scorer)))
+    scorer.save(rows=[asdict(row) | {"command": row.command} for row in rows])
     paragraphs = [upper_bound(asked.shorter, *lengths, rows)] if lengths else []
     paragraphs += [DYNAMIC] * bool(asked.dynamic) + [f"\n{note}\n" for note in asked.note]
+    facts = scorer.found["run"]
+    memory = f", {facts['peak_gib']:.1f} GiB" if facts["peak_gib"] else ""
     return CARD.format(
         name=asked.out.stem,
+        seed=facts["seed"],
+        speed=f"Training ran at {facts['tokens_per_second']:,.0f} tokens/s{memory}. ",
+        summary="\n".join(summary(rows, recipe)),
+        reading=settings(next(row for row in rows if row.text.endswith("--split test"))),
         parameters=model.model.parameter_count,
         device=about["processes"][-1]["device"],
         split=data["split"],
@@ -177,7 +241,7 @@ def card(asked: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
         chosen=", ".join(choices(rows)) or "nothing",
         more="".join(paragraphs),
         commit=commit,
-        training=training_command(about["processes"][0]["command"]),
+        training=portable_command(about["processes"][0]["command"]),
         fingerprint=data["fingerprint"],
         end=LIMITED if recipe.training.seconds else "",
         **progress(asked.run, found.contents["README.md"].decode()),
@@ -188,6 +252,10 @@ def check_options(asked: argparse.Namespace, recipe: Recipe, parser: argparse.Ar
     """Refuse what cannot be scored before anything is."""
     if asked.memories and "memory" not in family(recipe.family).settings:
         parser.error(f"--memories {asked.memories}: the family {recipe.family} has no memory; leave it out")
+    if asked.discounts and "discount" not in family(recipe.family).settings:
+        parser.error(f"--discounts {asked.discounts}: the family {recipe.family} has no discount; leave it out")
+    for discount in asked.discounts:
+        replace(recipe.evaluation_reading(), clamp=1, discount=discount)
     if asked.pointers and not has_pointer(recipe):
         parser.error(f"--pointers {asked.pointers}: this model has no pointer; leave it out")
     for temperature in asked.temps:
@@ -203,8 +271,30 @@ def has_pointer(recipe: Recipe) -> bool:
 def choices(rows: list[Row]) -> list[str]:
     """The settings that were chosen: those with more than one value on the validation split."""
     tried = [row for row in rows if row.text.endswith("--split valid")]
-    names = {"memory": "memory", "clamp": "clamp", "pointer": "pointer", "temperature": "temperature", "rate": "rate"}
-    return [name for key, name in names.items() if len({getattr(row, key) for row in tried}) > 1]
+    names = ("memory", "clamp", "discount", "pointer", "temperature", "rate")
+    return [name for name in names if len({getattr(row, name) for row in tried}) > 1]
+
+
+def summary(rows: list[Row], recipe: Recipe) -> Iterator[str]:
+    """The results on test in a few lines, those on valid with the same settings, and the published one."""
+    for row in rows:
+        if row.text.endswith("--split test"):
+            text = row.text.replace("--split test", "--split valid")
+            known = [
+                one.score for one in rows if one.text == text and one.command == row.command.replace(row.text, text)
+            ]
+            what = f"with {row.words}" if row.words else "without pointer, temperature and dynamic evaluation"
+            yield f"| {what} | {f'{known[0]:.4f}' if known else 'not scored'} | {row.score:.4f} |"
+    if recipe.expected.score is not None:
+        yield f"| published: {recipe.expected.source} | | {recipe.expected.score:g} |"
+
+
+def settings(row: Row) -> str:
+    """The chosen memory, clamp and discount in words."""
+    if not row.memory:
+        return "no memory"
+    clamp = f", distances clamped to {row.clamp:,}" if row.clamp else ""
+    return f"memory {row.memory:,}{clamp}{f', discount {row.discount:g}' if row.discount else ''}"
 
 
 def progress(run: Path, notes: str) -> dict[str, Any]:
@@ -232,29 +322,32 @@ def upper_bound(corpus: str, kept: int, total: int, rows: list[Row]) -> str:
 
 
 def with_comparable(rows: list[Row]) -> list[Row]:
-    """Every row with the comparable score of its text, memory and clamp, where that was measured."""
-    known = {(row.text, row.memory, row.clamp): row.score for row in rows if row.is_comparable}
-    return [replace(row, comparable=known.get((row.text, row.memory, row.clamp))) for row in rows]
+    """Every row with the comparable score of its text, memory, clamp and discount, where that was measured."""
+    known = {row.key: row.score for row in rows if row.is_comparable}
+    return [replace(row, comparable=known.get(row.key)) for row in rows]
 
 
-def score_all(asked: argparse.Namespace, recipe: Recipe, data: str, unit: str) -> Iterator[Row]:
+def score_all(asked: argparse.Namespace, recipe: Recipe, data: str, scored: Scorer) -> Iterator[Row]:
     """The validation split with every candidate, then the other texts with the best."""
     usual, settings = recipe.evaluation_reading(), family(recipe.family).settings
     valid = f"--data {shlex.quote(data)} --split valid"
-
-    def scored(rows: list[Row]) -> list[Row]:
-        return [row.scored(asked.run, asked.device, unit) for row in rows]
+    static_flags = f"--segment {usual.segment}" if asked.flags is None else asked.flags
+    dynamic_flags = f"--segment {recipe.training_readings()[-1].segment}"
+    dynamic_flags = dynamic_flags if asked.dynamic_flags is None else asked.dynamic_flags
 
     def best(rows: list[Row]) -> Row:
         return min(rows, key=lambda row: row.score)
 
-    def flags(memory: int, clamp: int, rest: str) -> str:
-        return f"{reading_flags(memory, clamp, settings)} {rest}".lstrip()
+    def flags(memory: int, clamp: int, discount: float, rest: str) -> str:
+        shown = discount if discount or usual.discount else None
+        return f"{reading_flags(memory, clamp, settings, shown)} {rest}".lstrip()
 
-    memories = asked.memories or [usual.memory if "memory" in settings else 0]
-    pairs = memories_and_clamps(memories, longest_distance(recipe) if "clamp" in settings else None)
     pointer = usual.pointer if has_pointer(recipe) else None
-    static = scored([Row(valid, *pair, flags(*pair, asked.flags), pointer, usual.temperature) for pair in pairs])
+    static = []
+    for way in candidates(asked, recipe):
+        reach = pointer if way[0] or not pointer else 0  # without memory there is nothing to point to
+        static.append(Row(valid, *way, flags(*way, static_flags), reach, usual.temperature))
+    static = scored(static)
     yield from static
     pointing = scored([replace(best(static), pointer=reach) for reach in asked.pointers if reach != usual.pointer])
     yield from pointing
@@ -262,19 +355,42 @@ def score_all(asked: argparse.Namespace, recipe: Recipe, data: str, unit: str) -
     tempered = [replace(best(static), temperature=value) for value in asked.temps if value != usual.temperature]
     tempered = scored(tempered)
     yield from tempered
-    chosen = [best(static + tempered)]
+    static += tempered
+    chosen = [best(static)]
+    plain = replace(chosen[0], pointer=None if pointer is None else 0, temperature=1.0)
+    if plain.key not in {row.key for row in static if row.is_comparable}:
+        yield from scored([plain])
     if asked.dynamic:
-        learning = flags(chosen[0].memory, chosen[0].clamp, asked.dynamic_flags)
+        learning = flags(chosen[0].memory, chosen[0].clamp, chosen[0].discount, dynamic_flags)
         dynamic = [replace(chosen[0], flags=learning, rate=rate) for rate in asked.dynamic]
         if len(dynamic) > 1:
             dynamic = scored(dynamic)
             yield from dynamic
         chosen.append(best(dynamic))
     if not chosen[0].is_comparable:
-        chosen.insert(0, replace(chosen[0], pointer=None if pointer is None else 0, temperature=1.0))
+        chosen.insert(0, plain)
     for text in (f"{shlex.quote(data)} --split test", *map(shlex.quote, asked.also)):
         yield from scored([replace(row, text=f"--data {text}") for row in chosen])
 
 
+def candidates(asked: argparse.Namespace, recipe: Recipe) -> list[tuple[int, int, float]]:
+    """Memories, clamps and discounts to choose from. A memory beyond the distances of training is tried without a clamp
+    and with one or, where discounts are given, with a clamp and each of the discounts."""
+    usual, settings = recipe.evaluation_reading(), family(recipe.family).settings
+    memories = asked.memories or [usual.memory if "memory" in settings else 0]
+    longest = longest_distance(recipe) if "clamp" in settings else None
+    discounts = asked.discounts or [usual.discount] * bool(usual.discount)
+    found = []
+    for memory, clamp in memories_and_clamps(memories, longest):
+        if not discounts or memory == 0 or longest is None or memory <= longest:
+            found.append((memory, clamp, 0.0))
+        elif clamp:
+            found += [(memory, clamp, discount) for discount in discounts]
+    return found
+
+
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("stopped; the same command continues")

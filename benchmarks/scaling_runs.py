@@ -14,7 +14,9 @@ import shlex
 import sys
 from pathlib import Path
 
+from longspan.checkpoints.store import locate
 from longspan.experiments.side_by_side import run_side_by_side
+from longspan.training.budgets import budget_folder
 
 # Layers and width: 0.1M to 41M parameters without embeddings. Heads have 32 or 64 units, which the fused kernel needs.
 SHAPES = "2x64 4x64 3x96 3x128 4x160 4x192 4x256 6x256 6x320 6x384 8x384 8x448 12x512"
@@ -33,6 +35,11 @@ def command(args: argparse.Namespace, shape: str, memory: int, out: Path) -> lis
     budgets = ["--budgets", args.budgets, "--decay", str(args.decay)]
     where = ["--recipe", args.recipe, "--data", args.data, "--out", str(out)]
     return [sys.executable, "-m", "longspan", "train", *where, *budgets, *sets]
+
+
+def is_trained(out: Path, budgets: list[int]) -> bool:
+    """Whether all budgets of a shape are finished, without starting a process that would find nothing to do."""
+    return all(locate(budget_folder(out, steps) / f"checkpoint-{steps}") is not None for steps in budgets)
 
 
 def main() -> int:
@@ -59,9 +66,11 @@ def main() -> int:
     if args.print:
         print("\n".join(map(shlex.join, commands.values())))
         return 0
-    codes = run_side_by_side(commands, args.parallel, args.runs / "logs", lambda line: print(line, flush=True))
+    steps = [int(word) for word in args.budgets.split(",")]
+    missing = {name: line for name, line in commands.items() if not is_trained(args.runs / name, steps)}
+    codes = run_side_by_side(missing, args.parallel, args.runs / "logs", lambda line: print(line, flush=True))
     failed = [name for name, code in codes.items() if code]
-    print(f"{len(codes) - len(failed)} of {len(codes)} shapes are trained" + f"; failed: {failed}" * bool(failed))
+    print(f"{len(commands) - len(failed)} of {len(commands)} shapes are trained" + f"; failed: {failed}" * bool(failed))
     return 1 if failed else 0
 
 

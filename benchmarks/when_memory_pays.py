@@ -4,10 +4,15 @@
     longspan train --recipe enwik8-sprint-without-memory --budgets 2950,4200,5900,8400,11800 --decay 0.15 \\
         --out RUNS/memory-0
     python benchmarks/when_memory_pays.py RUNS/memory-512 RUNS/memory-0 --data enwik8 --out RUNS/figures
+    python benchmarks/when_memory_pays.py --from RUNS/figures/budgets.json --out RUNS/figures    # only draw
 
-Every folder is a curve. Each run is scored with the memory that validation prefers among --memories, the same weights
-for all of them. A model that was trained without memory is also scored with a window per token, the strictest form of
-"without memory". The largest run of each curve gets all memories up to 16,384. Writes budgets.json and budgets.png.
+Every folder is a curve. All scores are of the same text, at temperature 1. A run that was trained with memory is scored
+with each of --memories, and the best counts. A run that was trained without memory is scored in two ways: in segments
+as in training, and with a window before every token (recomputed for every --stride tokens). The largest run of each
+curve is also scored with all memories up to 16,384, with and without the discount.
+
+Writes budgets.json (after every run; a second call continues), the figure `budgets` with the places where curves cross,
+and the figure `memories`, loss against the memory of evaluation.
 """
 
 import argparse
@@ -16,27 +21,36 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from longspan.checkpoints.store import write_file
 from longspan.data.encoded import open_corpus
+from longspan.errors import LongspanError
 from longspan.experiments.budget_curves import (
-    crossings,
-    draw_budgets,
+    BudgetRun,
+    ScoreFile,
+    compare_lines,
+    lines_of,
+    memory_way,
     open_budget_run,
     read_budget_runs,
-    readings,
-    score_memories,
-    score_window,
+    trained_with_memory,
+    ways_of,
+    window_way,
 )
+from longspan.experiments.budget_figures import draw_budgets, draw_memories
 from longspan.experiments.figures.drawing import make_folder
+from longspan.experiments.run_facts import portable_command, run_facts
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", type=Path, nargs="+")
-    parser.add_argument("--data", required=True)
+    parser.add_argument("folders", type=Path, nargs="*")
+    parser.add_argument("--from", dest="results", type=Path, help="a budgets.json to draw again, without the runs")
+    parser.add_argument("--data")
     parser.add_argument("--split", default="valid")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=800_000)
-    parser.add_argument("--window-tokens", type=int, default=100_000, help="for windows, which are slow; 0: none")
+    parser.add_argument("--stride", type=int, default=8, help="tokens per window; 1: a window per token, slow")
+    parser.add_argument("--check-tokens", type=int, default=100_000, help="to compare the stride with 1; 0: none")
     parser.add_argument("--memories", default="0,128,512,1024,2048,4096")
     parser.add_argument("--long", default="8192,16384", help="further memories, for the largest run of each curve")
     parser.add_argument("--discount", type=float, default=2.0)
@@ -44,42 +58,66 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     args = parser.parse_args()
-    memories, further = ([int(part) for part in text.split(",") if part] for text in (args.memories, args.long))
-    runs = read_budget_runs(args.folders)
-    make_folder(args.out)
-    rows: list[dict[str, Any]] = []
+    if args.results is None and not (args.folders and args.data):
+        parser.error("give the folders of runs and --data, or --from")
+    try:
+        make_folder(args.out)
+        found = measure(args) if args.results is None else json.loads(args.results.read_bytes())
+        draw(found, args.out)
+    except LongspanError as error:
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        sys.exit("stopped; the same command continues")
+    return 0
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """The contents of budgets.json, which is written after every run."""
+    runs, file = read_budget_runs(args.folders), ScoreFile(args.out / "scores.json")
+    found: dict[str, Any] = {"data": args.data, "split": args.split, "tokens": args.tokens, "rows": []}
+    found["command"] = portable_command(sys.argv)
     for run in runs:
         largest = run.steps == max(other.steps for other in runs if other.curve == run.curve)
-        model = open_budget_run(run, args.device, args.dtype)
-        text = open_corpus(args.data, args.split)
-        wanted = [*memories, *(further if largest else [])]
-        bits = {
-            name: score_memories(model, text.excerpt(0, args.tokens), readings(run.recipe, lengths, b), args.streams)
-            for name, lengths, b in (
-                ("discount", wanted, args.discount),
-                ("clamp only", [m for m in wanted if m and largest], 0.0),
-            )
-        }
-        row: dict[str, Any] = {"curve": run.curve, "run": run.folder.name, "steps": run.steps, "tokens": run.tokens}
-        row |= {"seconds": run.seconds, "best": min(bits["discount"].values()), "bits": bits}
-        if args.window_tokens and not run.recipe.training_reading().memory:
-            some = text.excerpt(0, args.window_tokens)
-            row["window"] = score_window(model, some, run.recipe)
-            same = readings(run.recipe, [run.recipe.training_reading().segment])
-            row["stream_on_the_same"] = next(iter(score_memories(model, some, same).values()))
-        rows.append(row)
-        print(json.dumps(row), flush=True)
-    curves = {name: [row for row in rows if row["curve"] == name] for name in dict.fromkeys(r["curve"] for r in rows)}
-    found: dict[str, Any] = {"data": args.data, "split": args.split, "tokens": args.tokens, "rows": rows}
-    if len(curves) == 2:
-        for key in ("seconds", "tokens"):
-            pair = [[(row[key], row["best"]) for row in each] for each in curves.values()]
-            found[f"crossings_{key}"] = crossings(*pair)
-            print(f"the curves cross at these {key}: {found[f'crossings_{key}'] or 'nowhere'}")
-    (args.out / "budgets.json").write_text(json.dumps(found, indent=1) + "\n")
-    drawn = {name: [(r["seconds"], r["tokens"], r["best"]) for r in each] for name, each in curves.items()}
-    draw_budgets(drawn, args.out, f"{args.data}, {args.split}: first {args.tokens:,} bytes")
-    return 0
+        row = score_run(run, args, file, largest=largest)
+        found["unit"] = row.pop("unit")
+        found["rows"].append(row)
+        lines = lines_of(found["rows"])
+        found["pairs"] = compare_lines(lines, {label: label.partition(",")[0] for label in lines})
+        write_file(args.out / "budgets.json", (json.dumps(found, indent=1) + "\n").encode())
+        for one in row["scores"]:
+            print(run.curve, run.steps, {key: one[key] for key in ("way", "memory", "discount", "bits")}, flush=True)
+    return found
+
+
+def score_run(run: BudgetRun, args: argparse.Namespace, file: ScoreFile, *, largest: bool) -> dict[str, Any]:
+    loaded = open_budget_run(run, args.device, args.dtype)
+    text = open_corpus(args.data, args.split, loaded.tokenizer)
+    memories, further = ([int(part) for part in words.split(",") if part] for words in (args.memories, args.long))
+    ways = ways_of(run.recipe, memories, further, args.discount, args.stride, largest=largest)
+    row: dict[str, Any] = {"curve": run.curve, "run": run.folder.name, "steps": run.steps, "tokens": run.tokens}
+    row |= {"seconds": run.seconds, "trained_memory": run.recipe.training_reading().memory}
+    row["scores"] = [
+        file.get(loaded, text.excerpt(0, args.tokens), text.fingerprint, way, args.streams) for way in ways
+    ]
+    if largest and args.check_tokens and not trained_with_memory(run.recipe):
+        # Is a window per token better than one per stride? And a stream in which every token sees a segment?
+        segment = run.recipe.training_reading().segment
+        strict = [window_way(run.recipe), window_way(run.recipe, args.stride), memory_way(run.recipe, segment)]
+        some = text.excerpt(0, args.check_tokens)
+        row["check"] = [file.get(loaded, some, text.fingerprint, way, 1) for way in strict]
+    return row | {"unit": loaded.tokenizer.unit, "run_facts": run_facts(run.folder)}
+
+
+def draw(found: dict[str, Any], out: Path) -> None:
+    unit = found["unit"]
+    title = f"{found['data']}, {found['split']}: first {found['tokens']:,} {unit}s"
+    draw_budgets(lines_of(found["rows"]), found["pairs"], out, title, unit)
+    draw_memories(found["rows"], out, title, unit)
+    for pair in found["pairs"]:
+        places = [f"{one[pair['against']]:,.0f}" for one in pair["crossings"]]
+        where = f"cross at {' and '.join(places)} {pair['against']}" if places else f"do not cross by {pair['against']}"
+        end = f"; {pair['first_minus_second']:+.4f} at {pair['shared']:,.0f}" if "shared" in pair else ""
+        print(f"{pair['first']} and {pair['second']} {where}{end}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE_ROW = re.compile(
-    r"^\| ([^|]+) \| (\d+) \| (\d+) \| (not measured|\d+\.\d{4}) \| (-|\d+\.\d{4}) \| ([^|]+) \| "
+    r"^\| ([^|]+) \| (\d+) \| (\d+) \| (?:([\d.]+) \| )??(not measured|\d+\.\d{4}) \| (-|\d+\.\d{4}) \| ([^|]+) \| "
     r"`longspan eval MODEL ([^`]+)` \|$",
     re.MULTILINE,
 )
@@ -21,6 +21,7 @@ class RecipeRow:
     text: str
     memory: int
     clamp: int
+    discount: float
     comparable: float | None
     best: float | None
     uses: str
@@ -59,9 +60,17 @@ class RecipeRow:
         return self.is_comparable or self.flag("pointer") == "0"
 
     @property
-    def settings(self) -> tuple[int, int, str, float, str]:
+    def temperature(self) -> float:
+        return float(self.flag("temp", "1"))
+
+    @property
+    def context(self) -> tuple[int, int, float]:
+        return self.memory, self.clamp, self.discount
+
+    @property
+    def settings(self) -> tuple[object, ...]:
         """What is chosen on the validation split."""
-        return self.memory, self.clamp, self.flag("pointer"), float(self.flag("temp", "1")), self.flag("dynamic-rate")
+        return *self.context, self.flag("pointer"), self.temperature, self.flag("dynamic-rate")
 
 
 def recipe_rows(card: str) -> list[RecipeRow]:
@@ -69,8 +78,8 @@ def recipe_rows(card: str) -> list[RecipeRow]:
         return None if word in ("-", "not measured") else float(word)
 
     return [
-        RecipeRow(text, int(memory), int(clamp), number(comparable), number(best), uses, command)
-        for text, memory, clamp, comparable, best, uses, command in RECIPE_ROW.findall(card)
+        RecipeRow(text, int(memory), int(clamp), float(discount or 0), number(comparable), number(best), uses, command)
+        for text, memory, clamp, discount, comparable, best, uses, command in RECIPE_ROW.findall(card)
     ]
 
 

@@ -44,15 +44,16 @@ def check_commands(card: str, capsys: pytest.CaptureFixture[str], unit: str = "b
     """Run every command of the card, and check that comparable and best results are in their own columns."""
     capsys.readouterr()
     rows = recipe_rows(card)
-    comparable = {(row.text, row.memory, row.clamp): row.score for row in rows if row.is_comparable}
+    comparable = {(row.text, row.context): row.score for row in rows if row.is_comparable}
     for row in rows:
         assert run(["eval", "run", *shlex.split(row.command), "--device", "cpu", "--json"]) == 0
         facts = json.loads(capsys.readouterr().out)
         assert facts[unit] == pytest.approx(row.score, abs=1e-4), row
+        assert facts.get("discount", 0) == row.discount
         assert row.is_dynamic == bool(facts.get("dynamic"))
         assert row.is_comparable == (not facts.get("pointer") and facts["temperature"] == 1 and not row.is_dynamic)
         assert (row.best is None) == row.is_comparable
-        assert row.comparable == comparable.get((row.text, row.memory, row.clamp))
+        assert row.comparable == comparable.get((row.text, row.context))
         if row.is_dynamic:
             assert f"dynamic {facts['dynamic_rate']:g} (static {facts[f'static_{unit}']:.4f})" in row.uses
 
@@ -74,12 +75,12 @@ def test_every_command_of_the_card_prints_its_result(text: Path, capsys: pytest.
     lowest = min(row.score for row in valid[:3])
     (chosen,) = {(row.memory, row.clamp) for row in rows[3:]}
     assert chosen in {(row.memory, row.clamp) for row in valid[:3] if row.score == lowest}
-    by_temperature = {1.0: lowest} | {row.settings[3]: row.score for row in valid[3:5]}
+    by_temperature = {1.0: lowest} | {row.temperature: row.score for row in valid[3:5]}
     temperature = min(by_temperature, key=lambda value: by_temperature[value])
     # test and the other text: comparable where the temperature is not 1, then static and dynamic
     ways = [1.0, temperature, temperature] if temperature != 1 else [1.0, 1.0]
-    assert [row.settings[3] for row in others] == 2 * ways
-    assert {row.settings[3] for row in valid[5:]} == {temperature}
+    assert [row.temperature for row in others] == 2 * ways
+    assert {row.temperature for row in valid[5:]} == {temperature}
     (test,) = (row.score for row in others if row.split == "test" and row.is_comparable)
     total, kept = (len(open_corpus(path, "test").ids) for path in (str(text), "joined.txt"))
     (bound,) = re.findall(rf"{total} / {kept} x {test:.4f} = (\d+\.\d{{4}})", card)
@@ -122,16 +123,82 @@ def test_a_row_with_pointer_and_temperature_has_the_comparable_result(
     card = make_card("--commit", COMMIT, "--flags", "--segment 16", "--dynamic-flags", "--segment 16", *options)
     check_commands(card, capsys)
     assert "listed: pointer, temperature. " in card
-    # valid: the recipe's reach, another reach, another temperature; test: comparable, best, dynamic
+    # valid: the recipe's reach, another reach, another temperature, comparable; test: comparable, best, dynamic
     *valid, comparable, best, dynamic = recipe_rows(card)
     assert [row.flag("pointer") for row in valid[:2]] == ["40", "5"]
-    assert len(valid) == 3
+    assert [row.is_comparable for row in valid] == [False, False, False, True]
+    lines = re.findall(r"^\| (without|with)([^|]*) \| ([^|]+) \| ([\d.]+) \|$", card, re.MULTILINE)
+    assert [line[2:] for line in lines[:2]] == [
+        (f"{valid[-1].score:.4f}", f"{comparable.score:.4f}"),
+        (f"{min(row.score for row in valid[:-1]):.4f}", f"{best.score:.4f}"),
+    ]
+    assert lines[2][1:] == (
+        f"{lines[1][1]} and dynamic evaluation at rate 0.0001",
+        "not scored",
+        f"{dynamic.score:.4f}",
+    )
     assert [row.is_comparable for row in (comparable, best, dynamic)] == [True, False, False]
     assert comparable.flag("pointer") == "0"
     assert best.comparable == dynamic.comparable == comparable.score
     assert best.uses.startswith(f"pointer {best.flag('pointer')}")
     without = re.sub(r" --(pointer|temp) \S+", "", best.command)
     assert without == re.sub(r" --(pointer|temp) \S+", "", comparable.command)
+
+
+def test_a_recipe_with_discount_and_temperature(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reading = ["memory=64", "clamp=31", "same_length=true", "discount=2.0", "temperature=1.5", "segment=64"]
+    train("tiny", text, *MEMORY, *(f"evaluation.{key}" for key in reading))
+    card = make_card("--commit", COMMIT, "--memories", "8,64,128", "--discounts", "0,2", "--temps", "1,1.5")
+    check_commands(card, capsys)
+    rows = recipe_rows(card)
+    tried = [row.context for row in rows[:5]]
+    assert tried == [(8, 0, 0), (64, 31, 0), (64, 31, 2), (128, 31, 0), (128, 31, 2)]
+    assert {row.temperature for row in rows[:5]} == {1.5}
+    assert {row.flag("segment") for row in rows} == {"64"}
+    assert "listed: memory, clamp, discount, temperature. " in card
+    tests = [row for row in rows if row.split == "test"]
+    assert tests[0].is_comparable
+    lowest = min(row.score for row in rows[:5])  # as rounded: several rows may share it
+    (chosen,) = {row.context for row in tests}
+    assert chosen in {row.context for row in rows[:5] if row.score == lowest}
+
+
+def test_a_run_without_memory_is_read_without(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train("tiny", text, *HEADS, "training.memory=0", "evaluation.memory=0", "evaluation.same_length=false")
+    card = make_card("--commit", COMMIT, "--dynamic", "1e-4")
+    check_commands(card, capsys)
+    assert [row.memory for row in recipe_rows(card)] == [0, 0, 0]
+    assert "| bits per byte, no memory | valid | test |" in card
+
+
+def test_a_second_call_scores_only_what_is_missing(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train("tiny", text, *MEMORY)
+    module = importlib.import_module("make_card")
+    taken, commands = module.evaluate, []
+
+    def count(command: str, *rest: object) -> object:
+        commands.append(command)
+        if len(commands) == 3:
+            raise KeyboardInterrupt
+        return taken(command, *rest)
+
+    monkeypatch.setattr(module, "evaluate", count)
+    options = ["--commit", COMMIT, "--memories", "8,16", "--temps", "1.5", "--flags", "--segment 16"]
+    with pytest.raises(KeyboardInterrupt):
+        make_card(*options)
+    assert len(json.loads(Path("run/card.json").read_text())["scores"]) == 2
+    card = make_card(*options)
+    rows = recipe_rows(card)
+    assert len(commands) == 1 + len(rows)  # the third was tried twice
+    found = json.loads(Path("run/card.json").read_text())
+    assert [row["command"].removeprefix("longspan eval MODEL ") for row in found["rows"]] == [r.command for r in rows]
+    assert found["run"]["seed"] == 1111
+    assert found["run"]["steps"] == 5
+    assert all(facts["tokens_per_second"] > 0 for facts in found["scores"].values())
+    # Other weights are scored again.
+    Path("run/card.json").write_text(json.dumps(found | {"model": "another"}))
+    make_card(*options)
+    assert len(commands) == 1 + 2 * len(rows)
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,12 @@ def test_numbers_equal_those_of_eval_recl_and_the_runs(cli: Cli, novel: Path, no
     assert (wide["members"], wide["contexts"]) == (["xl", "van", "lstm"], [4, 8, 12, 16])
     assert (far["members"], far["contexts"]) == (["xl", "lstm"], [4, 8, 12, 16, 20, 24])
     assert re.search("window.* 16 ", result.json["notes"][0])
+    again = cli("recl", "--losses", f"g/{wide['losses']}", "--json").json
+    assert again["recl"]["0.1"] == {name: length["tokens"] for name, length in wide["recl"]["0.1"].items()}
+    stored = json.loads(Path("g/compare.json").read_text())["members"]
+    for name, member in members.items():
+        assert stored[name]["run"] == member["run"]
+        assert (member["run"]["seed"], member["run"]["tokens"]) == (1111, 20 * 2 * 16)
     options = ["--data", novel, "--split", "valid", "--targets", 30, "--json", "--contexts"]
     for found, ends in ((wide, 16), (far, 24)):
         lengths = cli("recl", *(f"g/{name}" for name in found["members"]), *options, f"4:{ends}:4").json
@@ -198,6 +204,13 @@ def test_a_failed_member_is_a_row_and_the_others_are_measured(
         assert reason in members[name]["failed"]
         assert members[name]["bits"] is None
         assert f"<td>{name}</td><td>failed</td>" in Path("g/report.html").read_text()
+    stored = json.loads(Path("g/compare.json").read_text())["members"]
+    assert {name: entry["failed"] for name, entry in stored.items() if "failed" in entry} == {
+        name: members[name]["failed"] for name in ("burst", "wide", "huge", "bug")
+    }
+    monkeypatch.setattr(run, "train", train)
+    cli("compare", "bug.toml", *line[7:])
+    assert "failed" not in json.loads(Path("g/compare.json").read_text())["members"]["bug"]
     table = cli("compare", "typo.toml", "good.toml", *line[7:]).out.splitlines()
     assert re.match("typo    failed: typo.toml, line 5: .*'model.widht'", table[1])
     assert table[2].startswith("good ")

@@ -5,6 +5,7 @@ import math
 import os
 import re
 import secrets
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch
 
 import longspan
 from longspan.models.transformer_xl import TransformerXL
+from longspan.scoring import dynamic
 from longspan.scoring import score as score_module
 from longspan.text_model import TextModel
 
@@ -360,3 +362,13 @@ def test_dynamic_evaluation(cli: Cli, model: Path, text: Path) -> None:
     cli("eval", model, "--data", text, "--dynamic", "--streams", 2).refused("--dynamic", "--streams 2")
     cli("eval", model, "--data", text, "--dynamic", "--dynamic-rate", 0).refused("rate=0")
     cli("eval", model, "--data", text, "--dynamic-rate", 1e-3).refused("--dynamic-rate", "--dynamic")
+
+
+def test_the_static_score_has_its_own_reading(
+    cli: Cli, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warm = cli("eval", model, "--data", text, "--temp", 2, "--json").json
+    monkeypatch.setattr(dynamic, "static_reading", lambda reading, _: replace(reading, temperature=2.0))
+    moving = cli("eval", model, "--data", text, "--dynamic", "--dynamic-rate", 1e-9, "--json").json
+    assert moving["static_bits_per_byte"] == pytest.approx(warm["bits_per_byte"], abs=1e-5)
+    assert abs(moving["bits_per_byte"] - warm["bits_per_byte"]) > 1e-4

@@ -1,11 +1,14 @@
+import os
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from longspan.errors import ConfigError
-from longspan.experiments.side_by_side import run_side_by_side
+from longspan.experiments.side_by_side import run_command, run_side_by_side
 
 
 def script(tmp_path: Path, name: str, body: str) -> list[str]:
@@ -64,3 +67,30 @@ time.sleep(60)
     with pytest.raises(KeyboardInterrupt):
         run_side_by_side(commands, 3, tmp_path / "logs", interrupt)
     assert {path.name for path in tmp_path.glob("saved-*")} == {"saved-first", "saved-second"}
+
+
+def test_a_command_that_is_stopped_may_save_its_work(tmp_path: Path) -> None:
+    """`subprocess.run` would kill it a quarter of a second after Ctrl-C."""
+    body = """
+import signal, sys
+def stop(*_):
+    time.sleep(0.5)
+    (here / "saved").touch()
+    sys.exit(143)
+signal.signal(signal.SIGTERM, stop)
+(here / "ready").touch()
+time.sleep(60)
+"""
+
+    def interrupt() -> None:
+        while not (tmp_path / "ready").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_command(script(tmp_path, "one", body), start_new_session=True)
+    thread.join()
+    assert (tmp_path / "saved").exists()
+    assert run_command(script(tmp_path, "two", "raise SystemExit(3)")) == 3

@@ -3,6 +3,7 @@
 import copy
 import functools
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from longspan.config import keys
 from longspan.contract import LanguageModel
 from longspan.errors import ConfigError
 from longspan.models import families
-from longspan.scoring.dynamic import Dynamics, Learner, dynamic_losses
+from longspan.scoring.dynamic import Dynamics, Learner, dynamic_losses, static_reading
 from longspan.scoring.losses import Chunk, stream_losses
 from tests.support import READING, build
 
@@ -114,6 +115,25 @@ def test_weights_follow_scored_text_only_and_are_restored() -> None:
         next(unfinished)
     unfinished.close()
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+
+
+@pytest.mark.parametrize("documents", [(), (50, 160, 161)])
+@pytest.mark.parametrize("family", ["transformer-xl", "longspan-xl", "rotary"])
+def test_the_static_score_in_long_segments_is_the_same(family: str, documents: tuple[int, ...]) -> None:
+    model, ids, starts = make_model(family), make_ids(300), np.array(documents, np.int64)
+    short = replace(model.reading, same_length=True)
+    long = static_reading(short, torch.device("cuda"))
+    assert (short.segment, long.segment) == (8, 4096)
+    assert replace(long, segment=8) == short
+    losses = [collect(stream_losses(model, ids, reading, starts=starts), 299) for reading in (short, long)]
+    np.testing.assert_allclose(*losses, atol=1e-6)
+
+
+def test_segments_that_change_losses_or_cost_more_stay_short() -> None:
+    reading, gpu = replace(make_model("longspan-xl").reading, same_length=True), torch.device("cuda")
+    assert static_reading(reading, torch.device("cpu")) == reading
+    for kept in (replace(reading, same_length=False), replace(reading, pointer=5), replace(reading, segment=9000)):
+        assert static_reading(kept, gpu) == kept
 
 
 def test_losses_fall_on_a_text_that_repeats() -> None:

@@ -1,5 +1,7 @@
 """Averages against sums computed step by step."""
 
+import itertools
+import json
 import shutil
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import torch
 from torch import nn
 
 from longspan.checkpoints.model_folder import load_model
+from longspan.errors import ConfigError
 from longspan.scoring.losses import stream_losses
 from longspan.training.averaging import Average
 from longspan.training.loop import Trainer
@@ -18,12 +21,12 @@ from longspan.training.recipe import TrainingConfig, build_recipe
 from tests.training.conftest import content, make_recipe, make_text, train
 
 
-def random_walk(average: Average, weight: nn.Parameter, steps: int) -> list[torch.Tensor]:
+def random_walk(average: Average, weight: nn.Parameter, steps: int, limit: int = 10**6) -> list[torch.Tensor]:
     seen = []
     for step in range(1, steps + 1):
         with torch.no_grad():
             weight.add_(torch.randn_like(weight))
-        average.update(step)
+        average.update(step, step / limit)
         seen.append(weight.detach().clone())
     return seen
 
@@ -33,6 +36,49 @@ def test_asgd_is_the_plain_mean_from_its_start() -> None:
     average = Average(model, TrainingConfig(steps=1, averaging="asgd", average_from=4))
     seen = random_walk(average, model.weight, 10)
     torch.testing.assert_close(average.means["weight"], torch.stack(seen[4:]).mean(0))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 0.45, 0.7])
+def test_a_share_of_the_run_starts_like_its_step(share: float) -> None:
+    model = nn.Linear(3, 2, bias=False)
+    average = Average(model, TrainingConfig(steps=10, averaging="asgd", average_from=share))
+    seen = random_walk(average, model.weight, 10, limit=10)
+    start = {0.0: 0, 0.4: 4, 0.45: 5, 0.7: 7}[share]
+    assert average.start == start
+    torch.testing.assert_close(average.means["weight"], torch.stack(seen[start:]).mean(0))
+
+
+@pytest.mark.parametrize("value", [-0.5, 1.0, 1.5, 21000.0, float("nan"), float("inf"), "half", True])
+def test_a_start_that_is_neither_step_nor_share_is_refused(value: object) -> None:
+    with pytest.raises(ConfigError):
+        make_recipe(training_averaging="asgd", training_average_from=value)
+
+
+def test_in_a_run_limited_by_seconds_a_share_starts_with_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that advances once per reading, half of the run is over long before half of the steps are taken."""
+    now = itertools.count()
+    monkeypatch.setattr(Trainer, "clock", staticmethod(lambda: float(next(now))))
+    limits = {"training_steps": 1000, "training_seconds": 300.0, "training_averaging": "asgd"}
+    recipe = make_recipe(**limits, training_average_from=0.5)
+    outcome = train(recipe, tmp_path / "whole", make_text(), monkeypatch)
+    starts = {
+        step: json.loads((tmp_path / "whole" / f"checkpoint-{step}" / "training.json").read_text())
+        for step in range(1, outcome.step + 1)
+    }
+    start = next(step for step, facts in starts.items() if facts["averaging_began"] is not None)
+    assert starts[start - 1]["seconds"] < 150 <= starts[start]["seconds"]
+    assert start < outcome.step < 100
+    assert {facts["averaging_began"] for step, facts in starts.items() if step >= start} == {start}
+    # A resume by a clock that has just started keeps the start.
+    resumed = tmp_path / "resumed"
+    shutil.copytree(tmp_path / "whole" / f"checkpoint-{start}", resumed / f"checkpoint-{start}")
+    shutil.copy(tmp_path / "whole" / "recipe.toml", resumed)
+    longer = make_recipe(**limits | {"training_seconds": 500.0}, training_average_from=0.5)
+    train(longer, resumed, make_text(), monkeypatch, resume="auto")
+    facts = json.loads((resumed / f"checkpoint-{start + 1}" / "training.json").read_text())
+    assert facts["averaging_began"] == start
 
 
 def test_asgd_equals_the_weights_before_its_start() -> None:

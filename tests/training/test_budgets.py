@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from longspan.checkpoints import store
 from longspan.errors import ConfigError
 from longspan.training import budgets, run
 from longspan.training.budgets import branch_recipe, train_budgets, trunk_recipe
+from longspan.training.loop import Trainer
 from longspan.training.observer import Observer
 
 from .conftest import content, make_recipe, make_text
@@ -85,6 +87,30 @@ def test_a_second_call_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert content(ends[0]) == content(ends[1])
     with pytest.raises(ConfigError, match="trunk"):
         train_budgets(recipe, tmp_path / "parts", [12], 0.25)  # its decay would start before the end of the trunk
+
+
+@pytest.mark.usefixtures("opened")
+def test_a_trunk_that_is_killed_continues_at_its_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipe's `save_every` holds in the trunk too: nothing is saved by a process that is killed."""
+    recipe = make_recipe(training_save_every=4)
+    train_budgets(recipe, tmp_path / "whole", [20], 0.25)
+    taken = Trainer.take_step
+
+    def killed(trainer: Trainer) -> None:
+        if trainer.step == 10:
+            raise MemoryError
+        taken(trainer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "take_step", killed)
+        with pytest.raises(MemoryError):
+            train_budgets(recipe, tmp_path / "parts", [20], 0.25)
+    assert [path.name for path in store.numbered(tmp_path / "parts" / "trunk")] == ["checkpoint-8"]
+    train_budgets(recipe, tmp_path / "parts", [20], 0.25)
+    ends = [tmp_path / name / "steps-20" / "checkpoint-20" for name in ("whole", "parts")]
+    assert content(ends[0]) == content(ends[1])
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "training_locked_dropout": True,
         "training_weight_dropout": 0.2,
     },
+    "asgd from a share of the run": {"training_averaging": "asgd", "training_average_from": 0.5},
     "checkpointed activations": {"training_checkpoint_activations": True, "model_attention_dropout": 0.1},
     "segments of random length": {"training_segment_jitter": 3.0, "training_accumulate": 2, "tokens": 120},
     "no memory": {"training_memory": 0, "tokens": 120},

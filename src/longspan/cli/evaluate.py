@@ -24,6 +24,7 @@ from longspan.errors import ConfigError
 
 if TYPE_CHECKING:
     from longspan.contract import LanguageModel
+    from longspan.reading import Reading
     from longspan.scoring.dynamic import Dynamics
     from longspan.scoring.score import Score
 
@@ -82,7 +83,7 @@ def evaluate(
     from longspan.checkpoints.model_folder import find_model, open_model
     from longspan.data import CORPORA
     from longspan.models.families import name_of
-    from longspan.scoring.dynamic import learning_dtypes
+    from longspan.scoring.dynamic import learning_dtypes, static_reading
     from longspan.scoring.loss_file import check_loss_file, loss_file
     from longspan.scoring.losses import check_text
     from longspan.scoring.score import default_method, score
@@ -115,11 +116,12 @@ def evaluate(
     if natural == "sliding" and sliding is None:
         _note_window(name_of(net), reading.segment, learning=dynamics is not None)
 
-    def run(name: str, **options: Any) -> Any:
+    def run(name: str, way: "Reading" = reading, **options: Any) -> Any:
         with progress(name, quiet=json) as bar:
-            return score(net, text, reading, precision=precision, progress=bar, **options)
+            return score(net, text, way, precision=precision, progress=bar, **options)
 
-    static = None if dynamics is None else run("scoring", method="stream")
+    alone = static_reading(reading, where.device)
+    static = None if dynamics is None else run("scoring", alone, method="stream")
     with loss_file(losses, total) as out:
         options: dict[str, Any] = {"losses": False if out is None else out}
         if dynamics is not None:

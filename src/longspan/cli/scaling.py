@@ -28,6 +28,7 @@ def scaling(
     json: Json = False,
 ) -> None:
     """Fit L(N, D) = E + A / N^alpha + B / D^beta to finished runs, with intervals, and predict the largest model."""
+    from longspan.experiments.run_facts import facts_of_runs
     from longspan.experiments.scaling.points import read_points, write_csv
     from longspan.experiments.scaling.study import COUNTS, differences, studies
 
@@ -49,6 +50,7 @@ def scaling(
             {"count": count} | vars(one) | {"clear": one.clear} for count, each in apart.items() for one in each
         ],
         "points": [vars(point) for point in points],
+        "runs": facts_of_runs(runs),
         "notes": notes,
     }
     if out is not None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from longspan.errors import ConfigError
 
@@ -41,6 +42,14 @@ def run_side_by_side(
                         log(f"{name} ended with exit code {code}: {last_line(folder / f'{name}.log')}")
             time.sleep(PAUSE)
     return {name: codes[name] for name in commands}
+
+
+def run_command(command: Sequence[str], **options: Any) -> int:
+    """The exit code of a command. After Ctrl-C or a SIGTERM it gets a SIGTERM and the time to save its work;
+    `subprocess.run` would kill it."""
+    with _running() as running:
+        running["command"] = process = subprocess.Popen(command, **options)
+        return process.wait()
 
 
 @contextmanager

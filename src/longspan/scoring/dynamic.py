@@ -12,7 +12,7 @@ is not needed.
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,8 @@ from longspan.shapes import Bool, Float, Int, Tensor
 EPSILON = 1e-8
 WORTH_COMPILING = 1500
 """Segments. Compiling a layer takes as long as some hundreds of steps that are not compiled."""
+LONG = 4096
+"""Tokens per segment of the static score on a GPU, where segments of a few hundred tokens are launch-bound."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,17 @@ def learning_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, torch.dtype | None
     Updates this small would be lost in bfloat16 weights, so only matrix products use bfloat16.
     """
     return (torch.float32, torch.bfloat16) if dtype == torch.bfloat16 else (dtype, None)
+
+
+def static_reading(reading: Reading, device: torch.device) -> Reading:
+    """How the text is read without learning, for comparison with dynamic evaluation in segments of `reading`.
+
+    On a GPU segments are long where that changes no loss, which is with same_length. A pointer compares all pairs of
+    positions of a segment, so its segments stay short.
+    """
+    if device.type != "cuda" or not reading.same_length or reading.pointer:
+        return reading
+    return replace(reading, segment=max(reading.segment, LONG))
 
 
 def learning_copy(

@@ -14,20 +14,23 @@ from longspan.training.recipe import TrainingConfig
 class Average:
     """`ema`: an exponential mean; `asgd`: the plain mean since `start` (Polyak & Juditsky 1992).
 
-    `start` is `average_from`, or with `average_patience` the step at which validation stops improving (None until
-    then). Before it the mean equals the weights. The share of a step depends only on its number, so a checkpoint needs
-    only the mean and `start`.
+    `start` is `average_from`: a step, or the step at which that share of the run is done. With `average_patience` it is
+    the step at which validation stops improving. It is None until it is known. Before it the mean equals the weights.
+    The share of a step depends only on its number, so a checkpoint needs only the mean and `start`.
     """
 
     def __init__(self, model: nn.Module, config: TrainingConfig) -> None:
         self.config = config
-        self.start: int | None = None if config.average_patience else config.average_from
+        fixed = isinstance(config.average_from, int) or config.average_from == 0
+        self.start: int | None = int(config.average_from) if fixed and not config.average_patience else None
         self.parameters = dict(model.named_parameters())
         self.means = {name: p.detach().clone() for name, p in self.parameters.items()}
 
     @torch.no_grad()
-    def update(self, step: int) -> None:
-        """Add the weights after `step` steps."""
+    def update(self, step: int, done: float = 0.0) -> None:
+        """Add the weights after `step` steps, when the fraction `done` of the run is completed."""
+        if self.start is None and 0 < self.config.average_from <= done:
+            self.start = step
         weights = [p.detach() for p in self.parameters.values()]
         torch._foreach_lerp_(list(self.means.values()), weights, self.share(step))
 

@@ -38,14 +38,13 @@ def decay_start(steps: int, decay: float) -> int:
 
 def trunk_recipe(recipe: Recipe, steps: int) -> Recipe:
     """The recipe of the trunk up to a step: a constant rate after the warm-up, without validation."""
-    every = {"save_every": 10**12, "keep": 1, "validate_every": 0, "patience": 0}  # saved at its end only
-    return _with(recipe, steps=steps, schedule="constant", cooldown=0.0, **every)
+    return _with(recipe, steps=steps, schedule="constant", cooldown=0.0, keep=1, validate_every=0, patience=0)
 
 
 def branch_recipe(recipe: Recipe, steps: int, decay: float) -> Recipe:
     """The recipe of a budget: the rate falls linearly to the floor between `decay_start` and the last step."""
     cooldown = (steps - decay_start(steps, decay)) / steps
-    every = {"save_every": 10**12, "keep": 1, "validate_every": max(1, steps), "patience": 0}
+    every = {"keep": 1, "validate_every": max(1, steps), "patience": 0}
     return _with(recipe, steps=steps, schedule="constant", cooldown=cooldown, **every)
 
 

@@ -198,7 +198,7 @@ class Trainer:
         self.step += 1
         self.tokens += batch_size * batch.tokens.shape[1]
         if self.average is not None:
-            self.average.update(self.step)
+            self.average.update(self.step, self.progress)
         entry = Entry(
             self.step,
             self.tokens,

@@ -142,8 +142,8 @@ class TrainingConfig:
     """Of the weights: exponential (ema), or the mean of all from average_from on (asgd)."""
     average_decay: float = 0.999
     """Of ema."""
-    average_from: int = 0
-    """First step of asgd."""
+    average_from: int | float = 0
+    """The step after which asgd starts, or as a number between 0 and 1 the share of the run."""
     average_patience: int = 0
     """Validations without improvement after which asgd starts; 0 is off."""
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
@@ -192,6 +192,10 @@ class TrainingConfig:
         for name in ("weight_dropout", "muon_momentum", "average_decay", "lr_floor", "cooldown"):
             require(0 <= getattr(self, name) < 1, f"training.{name}={getattr(self, name)} must be in [0, 1)")
         require(all(0 <= b < 1 for b in self.betas), f"training.betas={list(self.betas)} must both be in [0, 1)")
+        require(
+            isinstance(self.average_from, int) or self.average_from < 1,
+            f"training.average_from={self.average_from} is neither a step (an integer) nor a share of the run below 1",
+        )
         self._check_combinations()
         if self.average_patience:
             self._check_trigger()

@@ -127,7 +127,7 @@ def load(trainer: Trainer, verified: Verified) -> None:
     waited = facts["observers"].get("EarlyStop", {}).get("waited", 0)
     trainer.stopped_early = facts["stopped_early"] and 0 < trainer.config.patience <= waited
     if trainer.average is not None:
-        if trainer.config.average_patience:
+        if trainer.config.average_patience or isinstance(trainer.config.average_from, float):
             trainer.average.start = facts["averaging_began"]
         require_match(weights_of(trainer.model), model, str(path / WEIGHTS))
         # Buffers have no mean; `fill` restores them with the weights.

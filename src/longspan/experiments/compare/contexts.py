@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from longspan.data.cache import key
@@ -15,9 +16,14 @@ Results = dict[str, dict[str, Any]]
 
 
 def measure_contexts(
-    members: Sequence[TrainedMember], contexts: Sequence[int] | None, targets: int | None, cached: Results
+    members: Sequence[TrainedMember],
+    contexts: Sequence[int] | None,
+    targets: int | None,
+    cached: Results,
+    folder: Path | None = None,
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """RECL and ECL of each group of members, and notes about them. Results are looked up in `cached` and added to it.
+    """RECL and ECL of each group of members, and notes about them. Results are looked up in `cached` and added to it;
+    `folder` gets the losses they were computed from, which `longspan recl --losses` reads.
 
     A group shares its tokens, since losses of different tokens cannot be compared. All of it is measured up to the
     shortest window, because a model without memory sees nothing beyond it. Members with memory are measured again up to
@@ -37,9 +43,9 @@ def measure_contexts(
         near, far = (_contexts(window, contexts, group) for window in (min(windows, default=None), None))
         if windows:
             limit = f"RECL of {_names(group)} is over contexts up to the shortest window, {min(windows)} tokens"
-            _add(group, near, targets, cached, found, notes, limit)
+            _add(group, near, targets, cached, found, notes, limit, folder)
         if with_memory and not (windows and near == far):
-            _add(with_memory, far, targets, cached, found, notes, "")
+            _add(with_memory, far, targets, cached, found, notes, "", folder)
     return found, notes
 
 
@@ -62,6 +68,7 @@ def _add(
     found: list[dict[str, Any]],
     notes: list[str],
     limit: str,
+    folder: Path | None,
 ) -> None:
     """Add the result of one group to `found`, or the reason why there is none to `notes`."""
     if len(contexts) < 2:
@@ -74,7 +81,8 @@ def _add(
         models = [(one.name, one.loaded.hash, asdict(one.loaded.model.reading)) for one in group]
         name = key(models, dtype, text.fingerprint, contexts, len(positions))
         if name not in cached:
-            cached[name] = _measure(group, Passage(text.ids, positions, text.fingerprint), contexts)
+            file = None if folder is None else folder / f"losses-{name[:8]}.npz"
+            cached[name] = _measure(group, Passage(text.ids, positions, text.fingerprint), contexts, file)
     except (LongspanError, MemoryError, RuntimeError) as error:
         if not isinstance(error, LongspanError) and not out_of_memory(error):
             raise
@@ -86,9 +94,13 @@ def _add(
     notes.extend(cached[name]["notes"])
 
 
-def _measure(group: Sequence[TrainedMember], passage: Passage, contexts: tuple[int, ...]) -> dict[str, Any]:
+def _measure(
+    group: Sequence[TrainedMember], passage: Passage, contexts: tuple[int, ...], file: Path | None
+) -> dict[str, Any]:
     subjects = [Subject(one.name, one.loaded.model, one.loaded.hash) for one in group]
     table = measure(subjects, passage, contexts)
+    if file is not None:
+        table.save(file)
     lengths = {name: recl(table, share) for name, share in SHARES.items()}
     return {
         "members": list(table.names),
@@ -98,4 +110,5 @@ def _measure(group: Sequence[TrainedMember], passage: Passage, contexts: tuple[i
         "ecl": {name: asdict(length) for name, length in ecl(table).items()},
         "differences": {r: [asdict(d) for d in recl_differences(table, share)] for r, share in SHARES.items()},
         "notes": chance_gains(table, lengths.values()),
+        "losses": None if file is None else file.name,
     }

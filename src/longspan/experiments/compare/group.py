@@ -15,6 +15,7 @@ from longspan.experiments.compare.contexts import measure_contexts
 from longspan.experiments.compare.member import Setup
 from longspan.experiments.compare.results import ResultsFile
 from longspan.experiments.compare.variants import Spread, Variant, spreads
+from longspan.experiments.run_facts import run_facts
 from longspan.experiments.side_by_side import run_side_by_side
 from longspan.terminal import progress_line
 from longspan.training.recipe import Recipe
@@ -36,6 +37,8 @@ class Row:
     score: dict[str, Any] = field(default_factory=dict)
     tokens_per_second: float | None = None
     peak_memory: int | None = None
+    run: dict[str, Any] = field(default_factory=dict)
+    """Seed, command, tokens, device and commit of the training run (`run_facts`)."""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -93,9 +96,11 @@ def compare(
             raise
         except LongspanError as error:
             row.failed = " ".join(str(error).splitlines())
+            _keep_failure(row, results)
             log(f"{name} failed: {row.failed}")
         except Exception as error:  # a bug fails one member, not the others
             row.failed = f"{type(error).__name__}: {str(error).partition(chr(10))[0]:.200}"
+            _keep_failure(row, results)
             log(f"{traceback.format_exc()}{name} failed: {row.failed}")
     groups = {name: variant.group for name, variant in members.items()}
     seeds = spreads(groups, {row.name: row.score for row in rows if not row.failed})
@@ -105,9 +110,16 @@ def compare(
     # Opened only now: a model that is held while others train would count towards their peak memory.
     trained = [member.open_member(name, recipe, results.folder / name, setup) for name, recipe in recipes.items()]
     with progress_line("measuring contexts"):
-        found, notes = measure_contexts(trained, contexts, targets, results.contexts)
+        found, notes = measure_contexts(trained, contexts, targets, results.contexts, results.folder)
     results.save()
     return Comparison(rows, found, notes, seeds)
+
+
+def _keep_failure(row: Row, results: ResultsFile) -> None:
+    """Write the reason next to what is known of a member whose training or scoring failed."""
+    if row.name in results.members:
+        results.members[row.name]["failed"] = row.failed
+        results.save()
 
 
 def _train_side_by_side(
@@ -143,7 +155,11 @@ def _complete(row: Row, variant: Variant, results: ResultsFile, setup: Setup, lo
     if outcome.interrupted is not None:
         message = f"stopped by {outcome.interrupted.name} after step {outcome.step} of {row.name}, which is saved"
         raise StoppedError(message, outcome.interrupted)
-    row.tokens_per_second = member.training_speed(out)
+    row.tokens_per_second, row.run = member.training_speed(out), run_facts(out)
+    if entry.get("run") != row.run or "failed" in entry:
+        entry["run"] = row.run
+        entry.pop("failed", None)
+        results.save()
     one = member.open_member(row.name, recipe, out, setup)
     settings = [
         dataclasses.asdict(one.loaded.model.config),

@@ -22,7 +22,7 @@ def draw_studies(found: Sequence[Study], folder: Path) -> list[Path]:
     right."""
     from matplotlib.ticker import NullFormatter
 
-    with save_figure(folder, "scaling", 8.0, 3.3 * len(found)) as figure:
+    with save_figure(folder, "scaling", 9.5, 3.2 * len(found)) as figure:
         rows = figure.subplots(len(found), 2, squeeze=False, sharex=True, sharey=True)
         for one, (left, right) in zip(found, rows, strict=True):
             sizes = _sizes(one)
@@ -49,9 +49,9 @@ def _draw_tokens(axes: "Axes", one: Study, sizes: Floats) -> None:
         runs = [point for point in one.points if point.tokens == tokens]
         axes.plot(sizes, one.law.loss(sizes, tokens), color=style["color"], linestyle=style["linestyle"], linewidth=0.9)
         places, bits = [getattr(point, one.count) for point in runs], [point.bits for point in runs]
-        axes.plot(places, bits, style["marker"], color=style["color"], label=f"D = {tokens:.3g}")
+        axes.plot(places, bits, style["marker"], color=style["color"], label=f"D = {tokens / 1e6:.3g}M")
     axes.set_xscale("log")
-    axes.legend(fontsize=7)
+    _legend(axes)
 
 
 def _draw_compute(axes: "Axes", one: Study, sizes: Floats) -> None:
@@ -71,7 +71,12 @@ def _draw_compute(axes: "Axes", one: Study, sizes: Floats) -> None:
         places, bits = at_compute(one, budget)
         axes.plot(places, bits, style["marker"], color=style["color"])
     axes.set_xscale("log")
-    axes.legend(fontsize=7)
+    _legend(axes)
+
+
+def _legend(axes: "Axes") -> None:
+    """Beside the axes, so that it covers no line."""
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.0, fontsize=8, handlelength=1.2)
 
 
 def at_compute(one: Study, flops: float) -> tuple[list[int], list[float]]:

@@ -55,7 +55,7 @@ def read_points(paths: Sequence[Path], by: str = GROUP) -> tuple[list[Point], li
         if not found:
             raise DataError(f"{path} has no training run; give folders of runs, or a .csv with {', '.join(COLUMNS)}")
         for folder in found:
-            name = folder.name if folder == path else str(folder.relative_to(path))
+            name = point_name(path, folder)
             run = read_run(folder)
             recipe = load_recipe(folder / "recipe.toml")
             reason = why_unfinished(run, recipe)
@@ -68,6 +68,11 @@ def read_points(paths: Sequence[Path], by: str = GROUP) -> tuple[list[Point], li
     if trunks:
         notes.append(f"{counted(trunks, 'run')} left out: {NO_DECAY}")
     return points, notes
+
+
+def point_name(path: Path, folder: Path) -> str:
+    """The name of the run in `folder`, which was found in `path`."""
+    return folder.name if folder == path else str(folder.relative_to(path))
 
 
 def runs_in(folder: Path) -> Iterator[Path]:

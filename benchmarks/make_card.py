@@ -185,6 +185,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--note", action="append", default=[], help="a paragraph to add")
     parser.add_argument("--flags", help="flags of static evaluation; default: the segment of the recipe's evaluation")
     parser.add_argument("--dynamic-flags", help="flags of dynamic evaluation; default: the segment of training")
+    parser.add_argument(
+        "--dynamic-memory",
+        type=int,
+        help="another memory for dynamic evaluation, without discount, which is slow there",
+    )
     parser.add_argument("--results", type=Path, help="the JSON file of all scores; default: RUN/card.json")
     parser.add_argument("--commit", help="the commit that trained the run, if run.json has none")
     parser.add_argument("--device", default="auto", help="where to score: auto, cpu, cuda")
@@ -252,6 +257,8 @@ def check_options(asked: argparse.Namespace, recipe: Recipe, parser: argparse.Ar
     """Refuse what cannot be scored before anything is."""
     if asked.memories and "memory" not in family(recipe.family).settings:
         parser.error(f"--memories {asked.memories}: the family {recipe.family} has no memory; leave it out")
+    if asked.dynamic_memory and "clamp" not in family(recipe.family).settings:
+        parser.error(f"--dynamic-memory {asked.dynamic_memory}: the family {recipe.family} has no clamp; leave it out")
     if asked.discounts and "discount" not in family(recipe.family).settings:
         parser.error(f"--discounts {asked.discounts}: the family {recipe.family} has no discount; leave it out")
     for discount in asked.discounts:
@@ -361,8 +368,11 @@ def score_all(asked: argparse.Namespace, recipe: Recipe, data: str, scored: Scor
     if plain.key not in {row.key for row in static if row.is_comparable}:
         yield from scored([plain])
     if asked.dynamic:
-        learning = flags(chosen[0].memory, chosen[0].clamp, chosen[0].discount, dynamic_flags)
-        dynamic = [replace(chosen[0], flags=learning, rate=rate) for rate in asked.dynamic]
+        way = chosen[0].key[1:]
+        if asked.dynamic_memory is not None:
+            way = (*memories_and_clamps([asked.dynamic_memory], longest_distance(recipe))[-1], 0.0)
+        learning = replace(chosen[0], memory=way[0], clamp=way[1], discount=way[2], flags=flags(*way, dynamic_flags))
+        dynamic = [replace(learning, rate=rate) for rate in asked.dynamic]
         if len(dynamic) > 1:
             dynamic = scored(dynamic)
             yield from dynamic

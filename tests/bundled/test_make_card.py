@@ -148,12 +148,15 @@ def test_a_row_with_pointer_and_temperature_has_the_comparable_result(
 def test_a_recipe_with_discount_and_temperature(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reading = ["memory=64", "clamp=31", "same_length=true", "discount=2.0", "temperature=1.5", "segment=64"]
     train("tiny", text, *MEMORY, *(f"evaluation.{key}" for key in reading))
-    card = make_card("--commit", COMMIT, "--memories", "8,64,128", "--discounts", "0,2", "--temps", "1,1.5")
+    options = ["--dynamic", "1e-4", "--dynamic-memory", "48"]
+    card = make_card("--commit", COMMIT, "--memories", "8,64,128", "--discounts", "0,2", "--temps", "1,1.5", *options)
     check_commands(card, capsys)
     rows = recipe_rows(card)
     tried = [row.context for row in rows[:5]]
     assert tried == [(8, 0, 0), (64, 31, 0), (64, 31, 2), (128, 31, 0), (128, 31, 2)]
     assert {row.temperature for row in rows[:5]} == {1.5}
+    *rows, learning = rows
+    assert (learning.context, learning.flag("segment"), learning.is_dynamic) == ((48, 31, 0), "16", True)
     assert {row.flag("segment") for row in rows} == {"64"}
     assert "listed: memory, clamp, discount, temperature. " in card
     tests = [row for row in rows if row.split == "test"]

@@ -37,7 +37,7 @@ INFINITE = float("inf")
 PAUSE = 0.1  # seconds between two looks at a process
 STOPPED = threading.Event()  # by Ctrl-C or SIGTERM
 PART = 15 * 10**6
-LARGEST = 2 * 10**6  # bytes of a packed result; larger files are weights or token caches
+LARGEST = 8 * 10**6  # bytes of a packed result; larger files are weights or token caches
 LETTERS = string.ascii_lowercase
 RESULTS = (".json", ".jsonl", ".csv", ".toml", ".md", ".svg", ".png", ".log", ".txt", ".html")
 

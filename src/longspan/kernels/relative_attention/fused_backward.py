@@ -1,4 +1,4 @@
-"""The backward pass in four kernels: shared inputs, queries and distances, keys and values, and the last sums."""
+"""The backward pass: shared inputs, then queries and distances, then keys and values. last_sums.py ends it."""
 
 import triton
 import triton.language as tl
@@ -343,41 +343,3 @@ def key_kernel(
     # The gradient of u is the sum of the keys, each weighted by the sum of its score gradients.
     share = tl.sum(received * k.to(tl.float32), 0)
     tl.store(grad_u + (bh * tl.num_programs(0) + tl.program_id(0)) * D + columns, share, mask=columns < D)
-
-
-@triton.jit
-def column_sums(base, h, columns, H, count, blocks, D: tl.constexpr, ROWS: tl.constexpr):
-    """Sums of a [count / blocks, H, blocks, D] tensor over all axes but the heads, for one head and some columns."""
-    total = tl.zeros([ROWS, columns.shape[0]], tl.float32)
-    for first in tl.range(0, count, ROWS):
-        n = first + tl.arange(0, ROWS)
-        rows = (n // blocks * H + h) * blocks + n % blocks
-        mask = (n < count)[:, None] & (columns < D)[None, :]
-        total += tl.load(base + rows[:, None] * D + columns[None, :], mask=mask, other=0.0)
-    return tl.sum(total, 0)
-
-
-@triton.jit(do_not_specialize=["C", "count", "blocks", "key_count", "key_blocks"])
-def finish_kernel(
-    grad_biases, grad_u, grad_distance, of_distance, of_u, of_w, stride_dh, stride_dc, stride_dd,
-    H, C, count, blocks, key_count, key_blocks,
-    D: tl.constexpr, BD: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, TABLE_ROWS: tl.constexpr,
-):  # fmt: skip
-    """Gradients of u and w, summed over all blocks, GROUP columns per program; and of the position table, cast."""
-    groups: tl.constexpr = (D + GROUP - 1) // GROUP
-    program = tl.program_id(0)
-    if program < H * groups:
-        h = program // groups
-        columns = program % groups * GROUP + tl.arange(0, GROUP)
-        # Queries with both biases have the gradient of u + w.
-        both = column_sums(grad_biases, h, columns, H, count, blocks, D, ROWS)
-        share = column_sums(grad_u, h, columns, H, key_count, key_blocks, D, ROWS)
-        tl.store(of_u + h * D + columns, share.to(of_u.dtype.element_ty), mask=columns < D)
-        tl.store(of_w + h * D + columns, (both - share).to(of_w.dtype.element_ty), mask=columns < D)
-    columns = tl.arange(0, BD)
-    for first in tl.range(program * TABLE_ROWS, H * C, tl.num_programs(0) * TABLE_ROWS):
-        n = first + tl.arange(0, TABLE_ROWS)
-        here = (n < H * C)[:, None] & (columns < D)[None, :]
-        found = tl.load(grad_distance + n[:, None] * D + columns[None, :], mask=here)
-        to = of_distance + (n // C * stride_dh + n % C * stride_dc)[:, None] + columns[None, :] * stride_dd
-        tl.store(to, found.to(of_distance.dtype.element_ty), mask=here)

@@ -5,6 +5,8 @@
 import triton
 import triton.language as tl
 
+from longspan.kernels.relative_attention.last_sums import cast_table, sum_biases
+
 ROWS = 32
 ROWS_AT_ONCE = tl.constexpr(ROWS)
 
@@ -37,19 +39,6 @@ def join_outputs_kernel(
     tl.store(lse + bh.to(tl.int64) * L + i, top + tl.log2(total), mask=i < L)
 
 
-@triton.jit
-def head_sum(base, h, H, count, blocks, D: tl.constexpr, BD: tl.constexpr):
-    """The sum of a [count / blocks, H, blocks, D] tensor over all axes but the heads, for one head."""
-    columns = tl.arange(0, BD)
-    total = tl.zeros([ROWS_AT_ONCE, BD], tl.float32)
-    for first in tl.range(0, count, ROWS_AT_ONCE):
-        n = first + tl.arange(0, ROWS_AT_ONCE)
-        rows = (n // blocks * H + h) * blocks + n % blocks
-        mask = (n < count)[:, None] & (columns < D)[None, :]
-        total += tl.load(base + rows[:, None] * D + columns[None, :], mask=mask, other=0.0)
-    return tl.sum(total, 0)
-
-
 @triton.jit(do_not_specialize=["L", "parts", "B", "blocks", "key_blocks", "C"])
 def join_gradients_kernel(
     partial, grad_biases, grad_u, grad_distance, grad_query, of_distance, of_u, of_w, stride_qb, stride_qh, stride_ql,
@@ -69,16 +58,11 @@ def join_gradients_kernel(
     tl.store(to, total.to(grad_query.dtype.element_ty), mask=here)
 
     if (tl.program_id(0) == 0) & (bh < H):
-        # Queries with both biases have the gradient of u + w.
-        of_both = head_sum(grad_biases, bh, H, parts * B * blocks, blocks, D, BD)
-        share = head_sum(grad_u, bh, H, B * key_blocks, key_blocks, D, BD)
-        tl.store(of_u + bh * D + columns, share.to(of_u.dtype.element_ty), mask=columns < D)
-        tl.store(of_w + bh * D + columns, (of_both - share).to(of_w.dtype.element_ty), mask=columns < D)
-    everyone = tl.num_programs(0) * tl.num_programs(1)
-    # Rows of the position table are taken in turn, one head after the other.
-    for first in tl.range((bh * tl.num_programs(0) + tl.program_id(0)) * ROWS_AT_ONCE, H * C, everyone * ROWS_AT_ONCE):
-        n = first + tl.arange(0, ROWS_AT_ONCE)
-        here = (n < H * C)[:, None] & (columns < D)[None, :]
-        found = tl.load(grad_distance + n[:, None] * D + columns[None, :], mask=here)
-        to = of_distance + (n // C * stride_dh + n % C * stride_dc)[:, None] + columns[None, :] * stride_dd
-        tl.store(to, found.to(of_distance.dtype.element_ty), mask=here)
+        sum_biases(
+            grad_biases, grad_u, of_u, of_w, bh, columns, H, parts * B * blocks, blocks, B * key_blocks, key_blocks,
+            D, ROWS_AT_ONCE,
+        )  # fmt: skip
+    program, programs = bh * tl.num_programs(0) + tl.program_id(0), tl.num_programs(0) * tl.num_programs(1)
+    cast_table(
+        grad_distance, of_distance, stride_dh, stride_dc, stride_dd, program, programs, H, C, D, BD, ROWS_AT_ONCE
+    )  # fmt: skip

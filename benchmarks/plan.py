@@ -22,7 +22,6 @@ import sys
 import tarfile
 import threading
 import time
-import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -30,6 +29,9 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
+from cards import usage_errors
+
+from longspan.config import read_toml
 from longspan.experiments.side_by_side import last_line
 
 HERE = Path(__file__).parent
@@ -70,7 +72,7 @@ class Run:
 
 def read_plan(path: Path = HERE / "plan.toml") -> tuple[dict[str, Run], dict[str, str]]:
     """The runs by name, and the packed file of each text."""
-    plan = tomllib.loads(path.read_text(encoding="utf-8"))
+    plan = read_toml(path)
     return {run["name"]: Run(**run) for run in plan["run"]}, plan["texts"]
 
 
@@ -181,7 +183,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--print", action="store_true", dest="only_print", help="print the commands and run nothing")
     asked = parser.parse_args(arguments)
     deadline = time.monotonic() + asked.limit
-    plan, sources = read_plan(asked.plan)
+    with usage_errors(parser):
+        plan, sources = read_plan(asked.plan)
     if unknown := [name for name in asked.names if name not in plan]:
         parser.error(f"no run is called {unknown[0]}; runs: {', '.join(plan)}")
     if not asked.names:

@@ -121,6 +121,14 @@ def test_the_commands_of_the_plan_name_recipes_settings_and_scripts_that_exist()
     assert not re.search(r"\{(?!print)[a-z]+\}", lines)
 
 
+def test_a_plan_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "--plan", str(tmp_path / "none.toml")]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 2
+    assert "none.toml; check the name" in found.stderr
+    assert "Traceback" not in found.stderr
+
+
 def plan_names() -> list[str]:
     printed = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=True).stdout
     return re.findall(r"^\| ([\w-]+) \| \d", printed, re.MULTILINE)

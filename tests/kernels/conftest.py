@@ -12,7 +12,7 @@ KERNELS = (
     "longspan.kernels.bidirectional_attention.kernels",
     "longspan.kernels.relative_attention.fused_backward",
     "longspan.kernels.relative_attention.stored_backward",
-    "longspan.kernels.relative_attention.last_sums",
+    "longspan.kernels.relative_attention.last_sum_kernels",
     "longspan.kernels.relative_attention.split_kernels",
     "longspan.kernels.one_token.kernels",
     "longspan.kernels.one_token.split_kernel",

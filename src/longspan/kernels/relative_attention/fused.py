@@ -211,7 +211,7 @@ def finish(
 ) -> tuple[Float[Tensor, "H C D"], Float[Tensor, "H D"], Float[Tensor, "H D"]]:
     """The gradients of distance, u and w in the dtypes and the layout of `table`, `u` and `w`. `grad_biases` are the
     shares of u + w."""
-    from longspan.kernels.relative_attention.last_sums import finish_kernel
+    from longspan.kernels.relative_attention.last_sum_kernels import finish_kernel
 
     B, H, N, D = grad_biases.shape
     J, C = grad_u.shape[2], table.shape[1]

@@ -1,4 +1,4 @@
-"""The backward pass: shared inputs, then queries and distances, then keys and values. last_sums.py ends it."""
+"""The backward pass: shared inputs, then queries and distances, then keys and values. last_sum_kernels.py ends it."""
 
 import triton
 import triton.language as tl

@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-from longspan.kernels.relative_attention.last_sums import cast_table, sum_biases
+from longspan.kernels.relative_attention.last_sum_kernels import cast_table, sum_biases
 
 ROWS = 32
 ROWS_AT_ONCE = tl.constexpr(ROWS)

@@ -16,27 +16,19 @@ import argparse
 import json
 import os
 import re
-import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from cards import (
-    evaluate,
-    longest_distance,
-    memories_and_clamps,
-    reading_flags,
-    training_commit,
-    usage_errors,
-)
+from card_rows import Row, Scorer, Search, has_pointer, with_comparable
+from cards import training_commit, usage_errors
 
 from longspan.checkpoints.model_folder import find_model, open_model
-from longspan.checkpoints.store import write_file
 from longspan.data import open_corpus
 from longspan.device import find_device, find_dtype
-from longspan.experiments.run_facts import portable_command, run_facts
+from longspan.experiments.run_facts import portable_command
 from longspan.models.families import family
 from longspan.scoring.dynamic import Dynamics
 from longspan.training.environment import hardware
@@ -80,93 +72,6 @@ DYNAMIC = """
 Dynamic evaluation (Krause et al. 2018) takes a gradient step on every segment after it was scored. No target is learned
 from before it is scored. The same reading without learning is given as "static".
 """
-
-
-@dataclass(frozen=True)
-class Row:
-    """One way to score a text, and its score."""
-
-    text: str
-    memory: int
-    clamp: int
-    discount: float
-    flags: str
-    pointer: int | None
-    """Positions the pointer may copy from; None for a model without a pointer."""
-    temperature: float = 1.0
-    rate: float | None = None
-    """Learning rate of dynamic evaluation; None is static."""
-    score: float = 0.0
-    static: float | None = None
-    """With a rate, the score without learning."""
-    comparable: float | None = None
-    """The comparable score of the same text, memory and clamp, where it was measured."""
-
-    @property
-    def is_comparable(self) -> bool:
-        return not self.pointer and self.temperature == 1 and self.rate is None
-
-    @property
-    def command(self) -> str:
-        pointer = "" if self.pointer is None else f" --pointer {self.pointer}"
-        learning = "" if self.rate is None else f" --dynamic --dynamic-rate {self.rate:g}"
-        return f"longspan eval MODEL {self.text} {self.flags}{pointer} --temp {self.temperature:g}{learning}"
-
-    @property
-    def uses(self) -> str:
-        parts = [f"pointer {self.pointer}"] * bool(self.pointer)
-        parts += [f"temperature {self.temperature:g}"] * (self.temperature != 1)
-        if self.rate is not None:
-            parts.append(f"dynamic {self.rate:g} (static {self.static:.4f})")
-        return ", ".join(parts)
-
-    @property
-    def words(self) -> str:
-        """What the row uses, for a sentence."""
-        parts = [f"a pointer to {self.pointer} tokens"] * bool(self.pointer)
-        parts += [f"temperature {self.temperature:g}"] * (self.temperature != 1)
-        if self.rate is not None:
-            parts.append(f"dynamic evaluation at rate {self.rate:g}")
-        return " and ".join(parts)
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """Rows with the same key differ in what makes a result comparable, and in segments."""
-        return self.text, self.memory, self.clamp, self.discount
-
-    def __str__(self) -> str:
-        name, best = self.text.removeprefix("--data "), f"{self.score:.4f}"
-        known = "not measured" if self.comparable is None else f"{self.comparable:.4f}"
-        scores = f"{best} | - | -" if self.is_comparable else f"{known} | {best} | {self.uses}"
-        return f"| {name} | {self.memory} | {self.clamp} | {self.discount:g} | {scores} | `{self.command}` |"
-
-
-class Scorer:
-    """Runs the commands of rows. Scores are kept in a JSON file, so that a second call runs only missing ones."""
-
-    def __init__(self, asked: argparse.Namespace, unit: str, model: str) -> None:
-        self.run, self.device, self.unit = asked.run, asked.device, unit
-        self.path: Path = asked.results or asked.run / "card.json"
-        about = {"model": model, "device": hardware(find_device(asked.device))}
-        before = json.loads(self.path.read_bytes()) if self.path.is_file() else {}
-        same = all(before.get(key) == value for key, value in about.items())
-        scores = before["scores"] if same and before else {}
-        self.found = about | {"unit": unit, "run": run_facts(asked.run), "scores": scores}
-
-    def __call__(self, rows: list[Row]) -> list[Row]:
-        return [self.score(row) for row in rows]
-
-    def score(self, row: Row) -> Row:
-        if row.command not in self.found["scores"]:
-            facts = evaluate(row.command.replace(" MODEL", "", 1), self.run, self.device)
-            self.found["scores"][row.command] = facts
-            self.save()
-        facts = self.found["scores"][row.command]
-        return replace(row, score=facts[self.unit], static=facts.get(f"static_{self.unit}"))
-
-    def save(self, **more: Any) -> None:
-        self.found |= more
-        write_file(self.path, (json.dumps(self.found, indent=1) + "\n").encode())
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -224,7 +129,7 @@ def card(asked: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
     where = find_device(asked.device)
     lengths = split_lengths(asked.shorter, data["name"], unit, parser) if asked.shorter else None
     scorer = Scorer(asked, unit, model.hash)
-    rows = with_comparable(list(score_all(asked, recipe, data["name"], scorer)))
+    rows = with_comparable(list(Search(asked, recipe, data["name"], scorer)))
     scorer.save(rows=[asdict(row) | {"command": row.command} for row in rows])
     paragraphs = [upper_bound(asked.shorter, *lengths, rows)] if lengths else []
     paragraphs += [DYNAMIC] * bool(asked.dynamic) + [f"\n{note}\n" for note in asked.note]
@@ -269,10 +174,6 @@ def check_options(asked: argparse.Namespace, recipe: Recipe, parser: argparse.Ar
         replace(recipe.evaluation_reading(), temperature=temperature)
     for rate in asked.dynamic:
         Dynamics(rate)
-
-
-def has_pointer(recipe: Recipe) -> bool:
-    return getattr(recipe.model, "pointer_width", 0) > 0
 
 
 def choices(rows: list[Row]) -> list[str]:
@@ -326,77 +227,6 @@ def upper_bound(corpus: str, kept: int, total: int, rows: list[Row]) -> str:
     """The comparable score of the test split, per token of the shorter corpus."""
     score = next(row.score for row in rows if row.text.endswith("--split test") and row.is_comparable)
     return SHORTER.format(corpus=corpus, kept=kept, total=total, score=score, bound=score * total / kept)
-
-
-def with_comparable(rows: list[Row]) -> list[Row]:
-    """Every row with the comparable score of its text, memory, clamp and discount, where that was measured."""
-    known = {row.key: row.score for row in rows if row.is_comparable}
-    return [replace(row, comparable=known.get(row.key)) for row in rows]
-
-
-def score_all(asked: argparse.Namespace, recipe: Recipe, data: str, scored: Scorer) -> Iterator[Row]:
-    """The validation split with every candidate, then the other texts with the best."""
-    usual, settings = recipe.evaluation_reading(), family(recipe.family).settings
-    valid = f"--data {shlex.quote(data)} --split valid"
-    static_flags = f"--segment {usual.segment}" if asked.flags is None else asked.flags
-    dynamic_flags = f"--segment {recipe.training_readings()[-1].segment}"
-    dynamic_flags = dynamic_flags if asked.dynamic_flags is None else asked.dynamic_flags
-
-    def best(rows: list[Row]) -> Row:
-        return min(rows, key=lambda row: row.score)
-
-    def flags(memory: int, clamp: int, discount: float, rest: str) -> str:
-        shown = discount if discount or usual.discount else None
-        return f"{reading_flags(memory, clamp, settings, shown)} {rest}".lstrip()
-
-    pointer = usual.pointer if has_pointer(recipe) else None
-    static = []
-    for way in candidates(asked, recipe):
-        reach = pointer if way[0] or not pointer else 0  # without memory there is nothing to point to
-        static.append(Row(valid, *way, flags(*way, static_flags), reach, usual.temperature))
-    static = scored(static)
-    yield from static
-    pointing = scored([replace(best(static), pointer=reach) for reach in asked.pointers if reach != usual.pointer])
-    yield from pointing
-    static += pointing
-    tempered = [replace(best(static), temperature=value) for value in asked.temps if value != usual.temperature]
-    tempered = scored(tempered)
-    yield from tempered
-    static += tempered
-    chosen = [best(static)]
-    plain = replace(chosen[0], pointer=None if pointer is None else 0, temperature=1.0)
-    if plain.key not in {row.key for row in static if row.is_comparable}:
-        yield from scored([plain])
-    if asked.dynamic:
-        way = chosen[0].key[1:]
-        if asked.dynamic_memory is not None:
-            way = (*memories_and_clamps([asked.dynamic_memory], longest_distance(recipe))[-1], 0.0)
-        learning = replace(chosen[0], memory=way[0], clamp=way[1], discount=way[2], flags=flags(*way, dynamic_flags))
-        dynamic = [replace(learning, rate=rate) for rate in asked.dynamic]
-        if len(dynamic) > 1:
-            dynamic = scored(dynamic)
-            yield from dynamic
-        chosen.append(best(dynamic))
-    if not chosen[0].is_comparable:
-        chosen.insert(0, plain)
-    for text in (f"{shlex.quote(data)} --split test", *map(shlex.quote, asked.also)):
-        yield from scored([replace(row, text=f"--data {text}") for row in chosen])
-
-
-def candidates(asked: argparse.Namespace, recipe: Recipe) -> list[tuple[int, int, float]]:
-    """Memories, clamps and discounts to choose from. A memory beyond the distances of training is tried without a clamp
-    and with one or, where discounts are given, with a clamp and each of the discounts."""
-    usual, settings = recipe.evaluation_reading(), family(recipe.family).settings
-    memories = asked.memories or [usual.memory if "memory" in settings else 0]
-    longest = longest_distance(recipe) if "clamp" in settings else None
-    discounts = asked.discounts or [usual.discount] * bool(usual.discount)
-    found = []
-    for memory, clamp in memories_and_clamps(memories, longest):
-        if not discounts or memory == 0 or longest is None or memory <= longest:
-            found.append((memory, clamp, 0.0))
-        elif clamp:
-            found += [(memory, clamp, discount) for discount in discounts]
-    return found
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def evaluate(
     dynamic: Annotated[
         bool,
         typer.Option(
-            "--dynamic", help="Learn from every segment after it was scored. The model on disk does not change."
+            "--dynamic", help="Take a gradient step on every segment after scoring it. The model on disk is unchanged."
         ),
     ] = False,
     dynamic_rate: Annotated[
@@ -78,7 +78,7 @@ def evaluate(
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Bits, nats and perplexity of a text. Default settings are those of the model."""
+    """Print the loss in bits and nats and the perplexity of a text. Default settings are those of the model."""
     from longspan.bundled import model_path
     from longspan.checkpoints.model_folder import find_model, open_model
     from longspan.data import CORPORA

@@ -40,8 +40,8 @@ def export(
     """Create a model folder with the best weights of a run, without optimizer state.
 
     --to hf writes a folder for AutoModelForCausalLM, --to onnx a decoding step for onnxruntime. --dtype converts the
-    weights. --int8 needs a quarter of the space of float32. --set changes the reading (for example reading.memory),
-    which becomes the default of the exported model. The notes in the card are kept.
+    weights. --int8 needs a quarter of the space of float32. --set changes reading settings (for example
+    reading.memory), which become the defaults of the exported model. The notes in the card are kept.
     """
     from longspan.bundled import model_path
     from longspan.checkpoints.model_folder import DTYPES

@@ -78,7 +78,7 @@ def info(
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Print the size, reach, state size, config and reading of a model."""
+    """Print the size, reach, state size, config and reading settings of a model."""
     from longspan.bundled import model_path
     from longspan.checkpoints.model_folder import load_model, reading_of
     from longspan.config import plain

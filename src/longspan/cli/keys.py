@@ -85,7 +85,7 @@ MODEL_KEYS = {
 READING_KEYS = {
     "segment": "tokens per call",
     "memory": "earlier positions a layer can attend to (transformer-xl, longspan-xl, compressive, rotary, longformer)",
-    "clamp": "distances beyond this one share its position key; 0 is off (transformer-xl, longspan-xl)",
+    "clamp": "distances beyond this one share one position key; 0 is off (transformer-xl, longspan-xl)",
     "discount": "scores beyond the clamp fall by this times log(distance / clamp) (transformer-xl, longspan-xl)",
     "same_length": "every query attends to exactly `memory` keys (transformer-xl, longspan-xl, rotary)",
     "pointer": "earlier positions that the pointer may copy from; 0 is off (longspan-xl, rotary)",

@@ -29,7 +29,7 @@ def lm_eval(
             help="Names of lm-eval, separated by commas; NAME=FILE.jsonl for local files (blimp, lambada, wikitext).",
         ),
     ],
-    limit: Annotated[int | None, typer.Option("--limit", help="Only so many examples of each task.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", help="Use at most this many examples of each task.")] = None,
     batch_size: Annotated[int, typer.Option("--batch-size", help="Texts that are read together.")] = 8,
     include: Annotated[Path | None, typer.Option("--include", help="A folder with YAML tasks of your own.")] = None,
     segment: Segment = None,

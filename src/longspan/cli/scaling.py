@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 def scaling(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN", help="Folders of training runs, folders that contain such, or a points.csv."),
+        typer.Argument(metavar="RUN", help="Folders of training runs, folders that contain them, or a points.csv."),
     ],
     by: Annotated[
         str, typer.Option("--by", metavar="KEY", help="Runs with different values of this key are fitted separately.")
     ] = "training.memory",
-    resamples: Annotated[int, typer.Option("--resamples", help="Of the bootstrap.")] = 1000,
+    resamples: Annotated[int, typer.Option("--resamples", help="Number of bootstrap resamples.")] = 1000,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Write scaling.json, points.csv and a figure there.")
     ] = None,

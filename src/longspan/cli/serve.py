@@ -20,10 +20,10 @@ def serve(
     ] = None,
     port: Annotated[int, typer.Option("--port", help="Port; 0 chooses a free one.")] = 8000,
     host: Annotated[
-        str, typer.Option("--host", help="Address. Other than 127.0.0.1 it needs an API key.")
+        str, typer.Option("--host", help="Address. Any other than 127.0.0.1 needs an API key.")
     ] = "127.0.0.1",
     allow_host: Annotated[
-        list[str], typer.Option("--allow-host", metavar="NAME", help="A further name that clients may use.")
+        list[str], typer.Option("--allow-host", metavar="NAME", help="Another host name that clients may use.")
     ] = [],  # noqa: B006 (typer copies it)
     api_key_file: Annotated[
         Path | None,
@@ -36,7 +36,7 @@ def serve(
     rows: Annotated[int, typer.Option("--rows", help="Streams that are decoded at the same time.")] = 32,
     width: Annotated[
         int | None,
-        typer.Option("--width", help="Rows per batch; outputs depend on it by rounding. Default: 16, on a GPU 32."),
+        typer.Option("--width", help="Rows per batch; the rounding depends on it. Default: 16, on a GPU 32."),
     ] = None,
     queue: Annotated[int, typer.Option("--queue", help="Streams that may wait for a row.")] = 64,
     max_sessions: Annotated[int, typer.Option("--max-sessions", help="Sessions in memory and on disk together.")] = 256,

@@ -51,7 +51,7 @@ def finetune(
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", help="Runs with seeds 1, 2, ...; reports mean and deviation.")] = 1,
     from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="Draw new weights: a control of the same shape.")
+        bool, typer.Option("--from-scratch", help="Start from random weights: a control for the result.")
     ] = False,
     set_: Set = [],  # noqa: B006 (typer copies it)
     resume: Annotated[

@@ -81,7 +81,7 @@ class TrainingConfig:
     """How a model is trained. The first limit in steps, tokens or seconds that is reached ends the run."""
 
     steps: int | None = None
-    """Updates of the weights. Default: no limit; a run needs one in steps, tokens or seconds, and ends at the first."""
+    """Weight updates. Default: no limit. A run needs a limit in steps, tokens or seconds, and ends at the first."""
     tokens: int | None = None
     """Tokens of training text. Default: no limit."""
     seconds: float | None = None
@@ -95,7 +95,7 @@ class TrainingConfig:
     memory: int | Steps | None = None
     """Earlier positions a layer may attend to in training, or pairs as for batch. Default: that of the family."""
     clamp: int | None = None
-    """Distances beyond this share its position key; 0 is off. Default: that of the family."""
+    """Distances beyond this share one position key; 0 is off. Default: that of the family."""
     same_length: bool | None = None
     """Every query attends to exactly `memory` keys. Default: that of the family."""
     pointer: int | None = None
@@ -258,7 +258,7 @@ class EvaluationConfig:
     memory: int | None = None
     """Earlier positions a layer may attend to. Default: that of training."""
     clamp: int | None = None
-    """Distances beyond this share its position key. Default: that of training."""
+    """Distances beyond this share one position key. Default: that of training."""
     same_length: bool | None = None
     """Every query attends to exactly `memory` keys. Default: that of training."""
     pointer: int | None = None

@@ -156,6 +156,13 @@ def test_the_commands_of_the_plan_name_recipes_settings_and_scripts_that_exist()
     assert not re.search(r"\{(?!print)[a-z]+\}", lines)
 
 
+def test_every_run_fits_into_half_an_hour_of_one_machine() -> None:
+    printed = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=True).stdout
+    minutes = {name: int(count) for name, count in re.findall(r"^\| ([\w-]+) \| (\d+)", printed, re.MULTILINE)}
+    assert minutes
+    assert {name: count for name, count in minutes.items() if count > 28} == {}
+
+
 def test_a_plan_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--plan", str(tmp_path / "none.toml")]
     found = subprocess.run(command, capture_output=True, text=True, check=False)

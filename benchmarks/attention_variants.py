@@ -7,7 +7,8 @@ Every variant is first checked against the reference in float64. Then all of the
 backward, plain and captured in a CUDA graph, and the forward pass alone, captured; the median round counts. `wide` has
 heads of 128. `eval` is the forward pass of 32,768 queries with a window of 3,800. `--variants forward` measures all
 variants of the forward kernel, and a plus sign joins one of them and one of the backward pass. Kernels are compiled
-beforehand in parallel processes. `--training` measures training steps of `longspan bench train` instead, against its
+and run beforehand in parallel processes. A variant that fails there is left out, because an illegal access would end
+the measurements of all others. `--training` measures training steps of `longspan bench train` instead, against its
 rival.
 """
 
@@ -91,6 +92,8 @@ FORWARD = {  # launch options of the forward kernel
 }
 DEFAULT = "today,stored,by-distance,no-prefetch,ring-416,lag-32,lag-64,keys-2048,keys-all"
 BOUND = 1.5e-2
+LONGEST = 240.0
+"""Seconds of a process that compiles and runs a variant."""
 
 
 def draw(M: int, B: int, H: int, D: int, L: int = SEGMENT) -> list[torch.Tensor]:
@@ -252,22 +255,29 @@ def training(variants: list[str], rounds: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def compile_all(shapes: list[str], variants: list[str]) -> None:
+def compile_all(shapes: list[str], variants: list[str]) -> dict[str, list[str]]:
     """Fill Triton's cache: one process per shape and kernel, on a small batch. Limits, orders and parts of the keys are
-    arguments of the same kernels; 512 and 2048 together compile those with and without parts."""
-    kinds: dict[Any, str] = {}
+    arguments of the same kernels; 512 and 2048 together compile those with and without parts. Returns the variants of
+    every shape that did not fail."""
+    kinds: dict[str, Any] = {}
+    first: dict[Any, str] = {}
     for name in variants:
         plan = VARIANTS.get(name)
-        same = dataclasses.replace(plan, limit=0, ahead=0, keys=0) if isinstance(plan, Plan) else name
-        kinds.setdefault(same, name)
+        kinds[name] = dataclasses.replace(plan, limit=0, ahead=0, keys=0) if isinstance(plan, Plan) else name
+        first.setdefault(kinds[name], name)
 
-    def compile_in_process(job: str) -> None:
-        subprocess.run([sys.executable, __file__, "--compile", job], stdout=subprocess.DEVNULL, check=False)
+    def works(job: str) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a kernel that never ends
+            command = [sys.executable, __file__, "--compile", job]
+            return not subprocess.run(command, stdout=subprocess.DEVNULL, check=False, timeout=LONGEST).returncode
+        return False
 
+    jobs = [f"{shape}:{name}" for shape in shapes for name in ("flex", *first.values())]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(
-            pool.map(compile_in_process, [f"{shape}:{name}" for shape in shapes for name in ("flex", *kinds.values())])
-        )
+        working = dict(zip(jobs, pool.map(works, jobs), strict=True))
+    for job in (job for job in jobs if not working[job]):
+        print(f"{job} failed and is left out", flush=True)
+    return {shape: [name for name in variants if working[f"{shape}:{first[kinds[name]]}"]] for shape in shapes}
 
 
 def compile_one(shape: str, name: str) -> None:
@@ -317,18 +327,18 @@ def main() -> None:
             print("  ".join(f"{v:<18}" if isinstance(v, str) else f"{k} {v:,.4g}" for k, v in row.items()), flush=True)
         save(given.json, rows=rows)
         return
-    compile_all(shapes, variants)
+    working = compile_all(shapes, variants)
     print(f"compiled after {time.perf_counter() - began:.0f} s", flush=True)
     rows, parts = [], dict[str, Any]()
     for shape in shapes:
-        some = measure(shape, variants, given.rounds)
+        some = measure(shape, working[shape], given.rounds)
         show(some)
         rows += some
         for name in {row["variant"] for row in some if shape != "eval"} & {"today", "stored", "by-distance"}:
             found = parts[f"{shape} {name}"] = kernels(shape, name)
             print(name, "kernels, ms:", "  ".join(f"{key} {value:.3f}" for key, value in found.items()), flush=True)
+        save(given.json, rows=rows, kernels=parts)
     print(f"{time.perf_counter() - began:.0f} s")
-    save(given.json, rows=rows, kernels=parts)
 
 
 if __name__ == "__main__":

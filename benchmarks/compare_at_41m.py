@@ -5,13 +5,15 @@
     python benchmarks/compare_at_41m.py ablations --out RUNS      # the sprint with one of its parts removed at a time
     python benchmarks/compare_at_41m.py seeds --best A,B --out RUNS    # two further seeds of the best two families
     python benchmarks/compare_at_41m.py families --some 1:2 --out RUNS     # only the first two families, without RECL
+    python benchmarks/compare_at_41m.py families --some 1:4 --recl --out RUNS     # half of them, and RECL of these
     python benchmarks/compare_at_41m.py families --try --out RUNS      # the same recipes, tiny and for 6 steps
 
 Every part is one `longspan compare`, and --print shows the command. All parts share the folder RUNS/runs, so a model
 that occurs in two of them is trained once, and a second call continues. A run that is stopped in the middle loses the
 time of a second compilation from its budget, so stop between runs: --some trains only some of them in this call.
 RUNS/table.json has a row per model (bits, steps, tokens/s, peak memory, seed, command) and RECL with the differences
-between models. It is written at the end of a call, also of one that was stopped.
+between models. It is written at the end of a call, also of one that was stopped. RECL of models from two machines:
+`longspan recl --losses A/runs/losses-X.npz --losses B/runs/losses-Y.npz`.
 """
 
 import argparse
@@ -88,7 +90,7 @@ def command(args: argparse.Namespace) -> list[str]:
     line = [sys.executable, "-m", "longspan", "compare", *chosen, "--data", args.data or data]
     line += ["--budget", args.budget or budget, "--json", "--no-report", "--out", str(args.out / "runs")]
     line += ["--tokens", str(2048 if args.small else args.tokens)]
-    if args.part in ("families", "order") and args.some is None:
+    if args.part in ("families", "order") and (args.some is None or args.recl):
         line += ["--contexts", "4:24:4" if args.small else "50:500:50"]
         line += ["--targets", str(40 if args.small else args.targets)]
     else:
@@ -131,6 +133,7 @@ def main() -> int:
     parser.add_argument("--targets", type=int, default=10_000, help="for RECL")
     parser.add_argument("--best", default=f"{SPRINT},enwik8-sprint-rotary", help="recipes for further seeds")
     parser.add_argument("--some", metavar="FIRST:LAST", help="only these recipes or changes, counted from 1; no RECL")
+    parser.add_argument("--recl", action="store_true", help="RECL also with --some")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for every run")
     parser.add_argument("--try", dest="small", action="store_true")
     parser.add_argument("--print", action="store_true")

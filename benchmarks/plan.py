@@ -7,8 +7,8 @@
 A run is a list of steps: shell commands, or lists of commands that run side by side. DATA has the packed texts, RUNS
 gets everything else. A command that ended well is not repeated. Shortly before --limit seconds, those under way get
 SIGTERM, on which training saves its state, and the next call continues with them. A command that fails ends its run,
-and the next run starts. --pack writes OUT/results.tar.gz: logs, tables, figures and cards, without weights; and what is
-in RUNS/weights in parts of 15 MB.
+and the next run starts. --pack writes OUT/results.tar.gz: logs, metrics, tables, figures and cards, without model
+folders; and what is in RUNS/weights. Archives of more than 15 MB are written in parts.
 """
 
 import argparse
@@ -31,6 +31,7 @@ from typing import IO
 
 from cards import usage_errors
 
+from longspan.checkpoints.manifest import MANIFEST
 from longspan.config import read_toml
 from longspan.experiments.side_by_side import last_line
 
@@ -39,8 +40,9 @@ INFINITE = float("inf")
 PAUSE = 0.1  # seconds between two looks at a process
 STOPPED = threading.Event()  # by Ctrl-C or SIGTERM
 PART = 15 * 10**6
-LARGEST = 8 * 10**6  # bytes of a packed result; larger files are weights or token caches
+LARGEST = 40 * 10**6  # bytes of a packed result: the metrics of 116,200 steps have 28 MB. Larger files are texts
 LETTERS = string.ascii_lowercase
+SHA = re.compile("[0-9a-f]{40}")
 RESULTS = (".json", ".jsonl", ".csv", ".toml", ".md", ".svg", ".png", ".log", ".txt", ".html")
 
 
@@ -153,21 +155,40 @@ def make_folders(runs: Path) -> None:
 
 
 def pack(runs: Path, out: Path) -> None:
-    """Write the results below RUNS to one archive, and RUNS/weights to parts of an archive."""
+    """Write the results below RUNS to one archive, and RUNS/weights to another."""
     out.mkdir(parents=True, exist_ok=True)
-    weights = runs / "weights"
-    with tarfile.open(out / "results.tar.gz", "w:gz") as archive:
+    weights, packed = runs / "weights", io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=4) as archive:  # 9 takes 30 s
         for path in sorted(runs.rglob("*")):
-            wanted = path.suffix in RESULTS and path.is_file() and path.stat().st_size <= LARGEST
-            if wanted and not path.is_relative_to(weights):
-                archive.add(path, path.relative_to(runs))
+            if is_result(path) and not path.is_relative_to(weights):
+                if path.stat().st_size <= LARGEST:
+                    archive.add(path, path.relative_to(runs))
+                else:
+                    print(f"not packed: {path}, {path.stat().st_size:,} bytes", flush=True)
+    write_parts(out, "results.tar.gz", packed.getvalue())
     if weights.is_dir():
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as archive:
             archive.add(weights, "weights")
-        content = packed.getvalue()
-        for number, start in enumerate(range(0, len(content), PART)):
-            (out / f"weights.tar.{number:02}").write_bytes(content[start : start + PART])
+        write_parts(out, "weights.tar", packed.getvalue())
+
+
+def is_result(path: Path) -> bool:
+    """Whether a file is a result. Those in a model folder are not: each has a copy of the tokenizer, and 72 model
+    folders of a transfer run would not fit into one part."""
+    wanted = path.suffix in RESULTS or path.match("losses-*.npz")
+    return wanted and path.is_file() and not (path.parent / MANIFEST).exists()
+
+
+def write_parts(out: Path, name: str, content: bytes) -> None:
+    """Write an archive as NAME, or as NAME.00, NAME.01, ... if it is larger than a part."""
+    for path in (out / name, *out.glob(f"{name}.[0-9][0-9]")):
+        path.unlink(missing_ok=True)  # of an earlier call
+    if len(content) <= PART:
+        (out / name).write_bytes(content)
+        return
+    for number, start in enumerate(range(0, len(content), PART)):
+        (out / f"{name}.{number:02}").write_bytes(content[start : start + PART])
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -195,6 +216,8 @@ def main(arguments: list[str] | None = None) -> int:
     if asked.only_print:
         print("\n".join(line for run in steps.values() for step in run for line in step.values()))
         return 0
+    if any("{commit}" in str(plan[name].steps) for name in asked.names) and not SHA.fullmatch(asked.commit):
+        parser.error(f"--commit {asked.commit} is not a full SHA, which the cards of these runs need")
     make_folders(asked.runs)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: STOPPED.set())

@@ -65,6 +65,19 @@ def test_loss_tables_from_other_programs(cli: Cli) -> None:
     assert some["recl"] == {"1": {"model 0": 200, "model 1": 200, "model 2": 100}}
 
 
+def test_tables_of_models_that_were_measured_apart_are_joined(cli: Cli) -> None:
+    losses = np.random.default_rng(0).random((3, 3, 8)) + np.array([3.0, 2.0, 1.0])[:, None]
+    names = [f"model {i}" for i in range(3)]
+    np.savez("all.npz", names=names, contexts=(100, 200, 300), losses=losses)
+    np.savez("a.npz", names=names[:1], contexts=(100, 200, 300), losses=losses[:1])
+    np.savez("b.npz", names=names[1:], contexts=(100, 200, 300), losses=losses[1:])
+    joined = cli("recl", "--losses", "a.npz", "--losses", "b.npz", "--json").json
+    assert joined == cli("recl", "--losses", "all.npz", "--json").json
+    cli("recl", "--losses", "a.npz", "--losses", "all.npz").refused("'model 0'")
+    np.savez("b.npz", names=names[1:], contexts=(100, 200, 300), losses=losses[1:, :, :7])
+    cli("recl", "--losses", "a.npz", "--losses", "b.npz").refused("7 targets", "8")
+
+
 def test_byte_names_float_contexts_and_log_probabilities(cli: Cli) -> None:
     losses = np.array([[[3.0], [2.0], [1.0]]], np.float32)
     np.savez("t.npz", names=np.array([b"caf\xc3\xa9"]), contexts=np.array([100.0, 200.0, 300.0]), losses=losses)

@@ -48,6 +48,9 @@ def test_parts_share_a_folder_and_can_be_split(program: ModuleType, monkeypatch:
     assert some[6] == "--data"
     assert some[some.index("--targets") + 1] == "0"  # RECL needs all of them
     assert some[-2:] == ["--set", "training.seed=5"]
+    half = command(program, monkeypatch, capsys, "families", "--some", "1:4", "--recl")
+    assert half[half.index("--contexts") + 1] == whole[whole.index("--contexts") + 1]
+    assert half[half.index("--targets") + 1] == whole[whole.index("--targets") + 1]  # so that tables can be joined
     parts = command(program, monkeypatch, capsys, "ablations", "--some", ":2")
     assert [parts[k + 1] for k, word in enumerate(parts) if word == "--each"] == program.CHANGES[:2]
     seeds = command(program, monkeypatch, capsys, "seeds", "--best", "enwik8-12l-sprint,enwik8-sprint-lstm")

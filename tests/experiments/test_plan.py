@@ -43,6 +43,13 @@ minutes = 2
 answers = "the rest"
 results = "nowhere"
 steps = ["false; echo never >> {runs}/order.txt", "echo never >> {runs}/order.txt"]
+
+[[run]]
+name = "card"
+minutes = 1
+answers = "which commit"
+results = "nowhere"
+steps = ["echo {commit} >> {runs}/commit.txt"]
 """
 
 
@@ -88,24 +95,52 @@ def test_a_command_that_is_cut_off_can_save_and_runs_again(tmp_path: Path, how: 
 
 def test_results_are_packed_without_weights(tmp_path: Path) -> None:
     runs, out = tmp_path / "runs", tmp_path / "out"
-    for name, size in {"run/metrics.csv": 10, "run/table.json": 9_000_000, "run/model.safetensors": 10}.items():
+    sizes = {"run/metrics.csv": 10, "run/losses-1.npz": 9, "run/table.json": 41_000_000, "run/model.safetensors": 10}
+    sizes |= {"run/best/manifest.json": 10, "run/best/tokenizer.json": 10}
+    for name, size in sizes.items():
         (runs / name).parent.mkdir(parents=True, exist_ok=True)
         (runs / name).write_bytes(b" " * size)
     (runs / "weights").mkdir()
     (runs / "weights" / "model.safetensors").write_bytes(os.urandom(20_000_000))
-    assert finish(start(tmp_path, "first", pack=out))[0] == 0
+    code, states = finish(start(tmp_path, "first", pack=out))
+    assert code == 0
+    assert states[-1] == [f"not packed: {runs}/run/table.json, 41,000,000 bytes"]
     with tarfile.open(out / "results.tar.gz") as archive:
         names = archive.getnames()
-    assert "run/metrics.csv" in names
-    assert "logs/first-1.log" in names
+    assert {"run/metrics.csv", "run/losses-1.npz", "logs/first-1.log"} <= set(names)
+    assert not any(name.startswith("run/best") for name in names)
     assert not {"run/table.json", "run/model.safetensors", "weights/model.safetensors"} & set(names)
-    parts = sorted(out.glob("weights.tar.*"))
-    assert [part.stat().st_size <= 15_000_000 for part in parts] == [True, True]
-    (tmp_path / "whole.tar").write_bytes(b"".join(part.read_bytes() for part in parts))
-    with tarfile.open(tmp_path / "whole.tar") as archive:
+    whole = joined(out, "weights.tar.*", tmp_path / "whole.tar")
+    with tarfile.open(whole) as archive:
         file = archive.extractfile("weights/model.safetensors")
         assert file is not None
         assert file.read() == (runs / "weights" / "model.safetensors").read_bytes()
+
+
+def test_large_results_are_packed_in_parts_and_older_ones_removed(tmp_path: Path) -> None:
+    runs, out = tmp_path / "runs", tmp_path / "out"
+    assert finish(start(tmp_path, "first", pack=out))[0] == 0
+    assert [path.name for path in out.iterdir()] == ["results.tar.gz"]
+    (runs / "metrics.jsonl").write_bytes(os.urandom(16_000_000))
+    assert finish(start(tmp_path, "first", pack=out))[0] == 0
+    with tarfile.open(joined(out, "*", tmp_path / "whole.tar.gz")) as archive:
+        assert archive.getmember("metrics.jsonl").size == 16_000_000
+
+
+def joined(folder: Path, pattern: str, whole: Path) -> Path:
+    """The two parts of an archive as one file."""
+    parts = sorted(folder.glob(pattern))
+    assert [part.stat().st_size <= 15_000_000 for part in parts] == [True, True]
+    whole.write_bytes(b"".join(part.read_bytes() for part in parts))
+    return whole
+
+
+def test_cards_need_a_full_commit_before_anything_runs(tmp_path: Path) -> None:
+    code, states = finish(start(tmp_path, "first", "card", commit="3d09f1d"))
+    assert (code, states) == (2, [])
+    assert not (tmp_path / "runs").exists()
+    assert finish(start(tmp_path, "card", commit="0" * 40))[1] == [["card-1", "done"]]
+    assert (tmp_path / "runs" / "commit.txt").read_text() == "0" * 40 + "\n"
 
 
 def test_the_commands_of_the_plan_name_recipes_settings_and_scripts_that_exist() -> None:
@@ -115,10 +150,17 @@ def test_the_commands_of_the_plan_name_recipes_settings_and_scripts_that_exist()
     for recipe, rest in re.findall(r"longspan train --recipe (\S+)([^;&|\n]*)", lines):
         words = shlex.split(rest)
         load_recipe(recipe, [words[i + 1] for i, word in enumerate(words) if word == "--set"])
-    scripts = set(re.findall(r"python (benchmarks/\S+)", lines))
+    scripts = set(re.findall(r" ((?:benchmarks|tests)/\S+)", lines))
     assert scripts
-    assert [name for name in scripts if not (ROOT / name).is_file()] == []
+    assert [name for name in scripts if not (ROOT / name).exists()] == []
     assert not re.search(r"\{(?!print)[a-z]+\}", lines)
+
+
+def test_every_run_fits_into_half_an_hour_of_one_machine() -> None:
+    printed = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=True).stdout
+    minutes = {name: int(count) for name, count in re.findall(r"^\| ([\w-]+) \| (\d+)", printed, re.MULTILINE)}
+    assert minutes
+    assert {name: count for name, count in minutes.items() if count > 28} == {}
 
 
 def test_a_plan_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:

@@ -45,9 +45,13 @@ def recl(
         float, typer.Option("--threshold", help="Smallest relative gain in perplexity that counts.")
     ] = 0.01,
     losses: Annotated[
-        Path | None,
-        typer.Option("--losses", help="Use the losses in this .npz: names, contexts, losses[model, context, target]."),
-    ] = None,
+        list[Path],
+        typer.Option(
+            "--losses",
+            help="Use the losses in this .npz: names, contexts, losses[model, context, target]. Repeat it for models "
+            "that were measured apart, on the same targets.",
+        ),
+    ] = [],  # noqa: B006 (typer copies it)
     out: Annotated[
         Path | None, typer.Option("--out", help="Write figures 3 and 4 and the losses to this folder.")
     ] = None,
@@ -63,7 +67,7 @@ def recl(
     from longspan.bundled import model_path
     from longspan.experiments.contexts import measure_folders
     from longspan.experiments.figures.drawing import require_matplotlib
-    from longspan.scoring.loss_table import load_table
+    from longspan.scoring.loss_table import join_tables, load_table
     from longspan.scoring.recl import chance_gains, check_threshold, ecl, recl_differences
     from longspan.scoring.recl import recl as recl_of
 
@@ -71,7 +75,7 @@ def recl(
         require_matplotlib()
     shares = parse_shares(r)
     check_threshold(threshold)
-    if losses is None:
+    if not losses:
         where = machine(device, dtype, threads)
         lengths = parse_contexts(CONTEXTS if contexts is None else contexts)
         if data is None:
@@ -95,7 +99,7 @@ def recl(
             raise ConfigError(
                 "--losses already has models and targets; leave out MODEL, --data and its options, and --targets"
             )
-        table = load_table(losses)
+        table = join_tables([load_table(path) for path in losses])
         if contexts is not None:
             table = table.at(parse_contexts(contexts))
     if table.below_zero:

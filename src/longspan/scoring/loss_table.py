@@ -80,6 +80,20 @@ def load_table(path: Path) -> LossTable:
     return LossTable(tuple(map(str, names)), _integers(contexts, path), losses.astype(np.float64))
 
 
+def join_tables(tables: Sequence[LossTable]) -> LossTable:
+    """One table of all models, for RECL of a group that was measured in parts: with the same contexts and targets."""
+    first = tables[0]
+    for other in tables[1:]:
+        if (other.contexts, other.targets) != (first.contexts, first.targets):
+            raise DataError(
+                f"the table of {', '.join(other.names)} has {other.targets} targets and contexts "
+                f"{', '.join(map(str, other.contexts))}, that of {', '.join(first.names)} {first.targets} and "
+                f"{', '.join(map(str, first.contexts))}; tables of one group need the same"
+            )
+    names = tuple(name for table in tables for name in table.names)
+    return LossTable(names, first.contexts, np.concatenate([table.losses for table in tables]))
+
+
 def check_contexts(contexts: Sequence[int]) -> None:
     """Contexts must be at least two, positive and increasing."""
     shown = ", ".join(map(str, contexts))

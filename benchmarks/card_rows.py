@@ -172,13 +172,17 @@ def best(rows: list[Row]) -> Row:
 
 def candidates(asked: argparse.Namespace, recipe: Recipe) -> list[tuple[int, int, float]]:
     """Memories, clamps and discounts to choose from. A memory beyond the distances of training is tried without a clamp
-    and with one or, where discounts are given, with a clamp and each of the discounts."""
+    and with one or, where discounts are given, with a clamp and each of the discounts. The clamp of the recipe's
+    evaluation is tried too."""
     usual, settings = recipe.evaluation_reading(), family(recipe.family).settings
     memories = asked.memories or [usual.memory if "memory" in settings else 0]
     longest = longest_distance(recipe) if "clamp" in settings else None
     discounts = asked.discounts or [usual.discount] * bool(usual.discount)
+    pairs = memories_and_clamps(memories, longest)
+    if usual.clamp not in (0, longest):
+        pairs += [(memory, usual.clamp) for memory in memories if memory > usual.clamp]
     found = []
-    for memory, clamp in memories_and_clamps(memories, longest):
+    for memory, clamp in pairs:
         if not discounts or memory == 0 or longest is None or memory <= longest:
             found.append((memory, clamp, 0.0))
         elif clamp:

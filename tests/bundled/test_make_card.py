@@ -61,26 +61,26 @@ def check_commands(card: str, capsys: pytest.CaptureFixture[str], unit: str = "b
 def test_every_command_of_the_card_prints_its_result(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("other.txt").write_bytes(b"The moon did not.\n" * 20)
     Path("joined.txt").write_bytes(text.read_bytes().replace(b"\n", b""))
-    train("tiny", text, *MEMORY)
+    train("tiny", text, *MEMORY, "evaluation.clamp=20")
     options = ["--memories", "8,64", "--dynamic", "1e-5,1e-3", "--also", "other.txt", "--temps", "1,0.5,1.5"]
     options += ["--flags", "--segment 16 --streams 2", "--shorter", "joined.txt", "--note", "A word more."]
     card = make_card("--commit", COMMIT, *options)
     rows = recipe_rows(card)
-    # valid: memory 8, then 64 without and with a clamp; two temperatures; two rates
-    valid, others = rows[:7], rows[7:]
+    # valid: memory 8, then 64 without a clamp, with that of training and of the recipe; two temperatures; two rates
+    valid, others = rows[:8], rows[8:]
     assert {row.split for row in valid} == {"valid"}
-    assert [(row.memory, row.clamp) for row in valid[:3]] == [(8, 0), (64, 0), (64, 31)]
+    assert [(row.memory, row.clamp) for row in valid[:4]] == [(8, 0), (64, 0), (64, 31), (64, 20)]
     check_commands(card, capsys)
     # As rounded: several rows may share the lowest score.
-    lowest = min(row.score for row in valid[:3])
-    (chosen,) = {(row.memory, row.clamp) for row in rows[3:]}
-    assert chosen in {(row.memory, row.clamp) for row in valid[:3] if row.score == lowest}
-    by_temperature = {1.0: lowest} | {row.temperature: row.score for row in valid[3:5]}
+    lowest = min(row.score for row in valid[:4])
+    (chosen,) = {(row.memory, row.clamp) for row in rows[4:]}
+    assert chosen in {(row.memory, row.clamp) for row in valid[:4] if row.score == lowest}
+    by_temperature = {1.0: lowest} | {row.temperature: row.score for row in valid[4:6]}
     temperature = min(by_temperature, key=lambda value: by_temperature[value])
     # test and the other text: comparable where the temperature is not 1, then static and dynamic
     ways = [1.0, temperature, temperature] if temperature != 1 else [1.0, 1.0]
     assert [row.temperature for row in others] == 2 * ways
-    assert {row.temperature for row in valid[5:]} == {temperature}
+    assert {row.temperature for row in valid[6:]} == {temperature}
     (test,) = (row.score for row in others if row.split == "test" and row.is_comparable)
     total, kept = (len(open_corpus(path, "test").ids) for path in (str(text), "joined.txt"))
     (bound,) = re.findall(rf"{total} / {kept} x {test:.4f} = (\d+\.\d{{4}})", card)

@@ -47,27 +47,31 @@ def evaluate(
         bool | None,
         typer.Option(
             "--sliding/--no-sliding",
-            help="Score every token with a window of --segment tokens before it, or segment by segment. "
-            "Default: a window if the model has no memory.",
+            help="Score every token with a sliding window of --segment tokens, or score segment by segment. "
+            "Default: sliding if the model has no memory.",
         ),
     ] = None,
     temp: Annotated[
-        float | None, typer.Option("--temp", help="Divide logits by this before the softmax. Default: the model's, 1.")
+        float | None,
+        typer.Option("--temp", help="Divide logits by this before the softmax. Default: the model's setting."),
     ] = None,
     dynamic: Annotated[
         bool,
         typer.Option(
-            "--dynamic", help="Take a gradient step on every segment after scoring it. The model on disk is unchanged."
+            "--dynamic",
+            help="Dynamic evaluation: take a gradient step on every segment after scoring it. The model on disk is "
+            "unchanged.",
         ),
     ] = False,
     dynamic_rate: Annotated[
         float | None, typer.Option("--dynamic-rate", help="Learning rate of --dynamic. Default: 5e-5.")
     ] = None,
     dynamic_decay: Annotated[
-        float | None, typer.Option("--dynamic-decay", help="Decay towards the original weights. Default: 0.")
+        float | None,
+        typer.Option("--dynamic-decay", help="Decay towards the original weights for --dynamic. Default: 0."),
     ] = None,
     streams: Annotated[
-        int, typer.Option("--streams", help="Cut the text into this many parts that are read in parallel.")
+        int, typer.Option("--streams", help="Cut the text into this many parts and read them in parallel.")
     ] = 1,
     losses: Annotated[
         Path | None,
@@ -78,7 +82,10 @@ def evaluate(
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Print the loss in bits and nats and the perplexity of a text. Default settings are those of the model."""
+    """Print the loss of a text in bits and nats, and its perplexity.
+
+    Settings that are not given are those of the model.
+    """
     from longspan.bundled import model_path
     from longspan.checkpoints.model_folder import find_model, open_model
     from longspan.data import CORPORA

@@ -21,13 +21,20 @@ def export(
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The folder to create.")] = None,
     dtype: Annotated[
         str | None,
-        typer.Option("--dtype", help="float32, bfloat16 or float64. Default: that of MODEL; float32 with --to."),
+        typer.Option(
+            "--dtype",
+            help="float32, bfloat16 or float64. Default: the dtype of MODEL, or float32 with --to hf or onnx.",
+        ),
     ] = None,
     int8: Annotated[
-        bool, typer.Option("--int8", help="Store matrices as int8 with a scale per row, and print the cost in bits.")
+        bool,
+        typer.Option(
+            "--int8", help="Store matrices as int8 with a scale per row, and print how much the loss rises in bits."
+        ),
     ] = False,
     data: Annotated[
-        str | None, typer.Option("--data", help="The text for the cost of --int8. Default: a page of English prose.")
+        str | None,
+        typer.Option("--data", help="The text on which --int8 measures the loss. Default: a page of English prose."),
     ] = None,
     field: Field = None,
     encoding: Encoding = None,
@@ -40,8 +47,8 @@ def export(
     """Create a model folder with the best weights of a run, without optimizer state.
 
     --to hf writes a folder for AutoModelForCausalLM, --to onnx a decoding step for onnxruntime. --dtype converts the
-    weights. --int8 needs a quarter of the space of float32. --set changes reading settings (for example
-    reading.memory), which become the defaults of the exported model. The notes in the card are kept.
+    weights. --int8 takes a quarter of the space of float32. --set changes reading settings (for example
+    reading.memory), which become the defaults of the exported model. Notes in the model card are kept.
     """
     from longspan.bundled import model_path
     from longspan.checkpoints.model_folder import DTYPES

@@ -22,7 +22,8 @@ def recl(
     models: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="MODEL", help="The group: model folders or folders of training runs. Default: the bundled model."
+            metavar="MODEL",
+            help="Models to compare: model folders or folders of training runs. Default: the bundled model.",
         ),
     ] = None,
     data: OptionalData = None,
@@ -30,11 +31,15 @@ def recl(
     encoding: Encoding = None,
     split: Split = None,
     contexts: Annotated[
-        str | None, typer.Option("--contexts", help=f"FIRST:LAST:STEP in tokens, LAST included. Default: {CONTEXTS}.")
+        str | None,
+        typer.Option(
+            "--contexts",
+            help=f"Context lengths in tokens: FIRST:LAST:STEP (LAST included) or a list. Default: {CONTEXTS}.",
+        ),
     ] = None,
-    r: Annotated[str, typer.Option("--r", help="Shares of hardest targets, each above 0 and at most 1.")] = (
-        "0.1,0.5,1.0"
-    ),
+    r: Annotated[
+        str, typer.Option("--r", help="Fractions of the hardest targets to measure, each above 0 and at most 1.")
+    ] = ("0.1,0.5,1.0"),
     targets: Annotated[
         int | None,
         typer.Option(
@@ -42,24 +47,31 @@ def recl(
         ),
     ] = None,
     threshold: Annotated[
-        float, typer.Option("--threshold", help="Smallest relative gain in perplexity that counts.")
+        float, typer.Option("--threshold", help="Smallest relative gain in perplexity that counts as a gain.")
     ] = 0.01,
     losses: Annotated[
         Path | None,
-        typer.Option("--losses", help="Use the losses in this .npz: names, contexts, losses[model, context, target]."),
+        typer.Option(
+            "--losses", help="Read losses from this .npz instead: names, contexts, losses[model, context, target]."
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Write figures 3 and 4 and the losses to this folder.")
+        Path | None, typer.Option("--out", help="Write figures 3 and 4 of the paper and the losses to this folder.")
     ] = None,
     pairs: Annotated[
-        bool, typer.Option("--pairs", help="Also print how the RECL of each two models differs, with intervals.")
+        bool,
+        typer.Option("--pairs", help="Also print the difference in RECL of each pair of models, with its interval."),
     ] = False,
     json: Json = False,
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Relative effective context length (RECL) of a group of models, and the effective context length (ECL) of each."""
+    """Measure how much context models use.
+
+    Prints the relative effective context length (RECL) of a group of models and the effective context length (ECL) of
+    each.
+    """
     from longspan.bundled import model_path
     from longspan.experiments.contexts import measure_folders
     from longspan.experiments.figures.drawing import require_matplotlib

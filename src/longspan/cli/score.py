@@ -19,7 +19,12 @@ from longspan.errors import ConfigError
 def score(
     files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Text files; - is standard input.")],
     model: Annotated[
-        Path | None, typer.Option("--model", metavar="MODEL", help="A model folder or a run. Default: bundled.")
+        Path | None,
+        typer.Option(
+            "--model",
+            metavar="MODEL",
+            help="A model folder or the folder of a training run. Default: the bundled model.",
+        ),
     ] = None,
     per: Annotated[
         str, typer.Option("--per", autocompletion=unit_values, help="One row per token, word, line or document.")
@@ -29,11 +34,13 @@ def score(
         typer.Option(
             "--format",
             autocompletion=table_values,
-            help="csv, jsonl or parquet. Default: the suffix of --out, else csv.",
+            help="csv, jsonl or parquet. Default: given by the suffix of --out, or csv.",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Default: standard output.")] = None,
-    batch: Annotated[int, typer.Option("--batch", help="Files that are read in parallel.")] = 8,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="The file to write. Default: standard output.")
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", help="Number of files to read in parallel.")] = 8,
     segment: Segment = None,
     memory: Memory = None,
     clamp: Clamp = None,
@@ -45,7 +52,10 @@ def score(
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Write the surprisal of files in bits, with offsets in bytes and characters. Each file starts without context."""
+    """Write the surprisal of text files in bits, per token, word, line or document.
+
+    Rows have offsets in bytes and characters. Each file starts without context.
+    """
     from longspan.config import convert
     from longspan.scoring.surprisal import Per
     from longspan.scoring.surprisal_files import check_files, format_of, read_files, surprisals, table_writer

@@ -60,7 +60,9 @@ def train(
         "segments": parse_numbers("--segments", segments, positive=True),
     }
     if all(lengths.values()):
-        raise ConfigError(f"--memories {memories} and --segments {segments} are separate tables; give one of them")
+        raise ConfigError(
+            f"--memories {memories} and --segments {segments} are measured separately; use only one of them"
+        )
     _bench("train", preset, json, machine(device, dtype, threads), **lengths)
 
 

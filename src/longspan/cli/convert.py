@@ -44,7 +44,7 @@ def import_model(
     where = machine(device, dtype, threads)
     name = tokenizer or tokens
     if name is None and kind_of(source) not in KINDS:
-        raise ConfigError("--tokenizer is missing; give bytes, characters, a VOCAB.txt or a vocab.pkl")
+        raise ConfigError("--tokenizer is missing; use bytes, characters, a VOCAB.txt or a vocab.pkl")
     model = api.import_model(source, name, config=config, device=where.device)
     if dtype != "auto":
         model.to(dtype=where.dtype)

@@ -110,7 +110,7 @@ def evaluate(
     method = natural if sliding is None else "sliding" if sliding else "stream"
     if method == "sliding" and streams != 1 and dynamics is None:
         why = "--sliding" if sliding else "a model without memory"
-        raise ConfigError(f"--streams {streams} cannot be combined with the window of {why}; use --no-sliding")
+        raise ConfigError(f"--streams {streams} cannot be combined with the sliding window of {why}; use --no-sliding")
     form: Any = {"field": field, "encoding": encoding, "sentences": sentences}
     with progress("encoding", quiet=json, in_bytes=True) as bar:
         text = open_text_for([found.path], data_path(data), loaded.tokenizer, split, progress=bar, **form)
@@ -181,9 +181,14 @@ def _dynamics(
             raise ConfigError(f"--dynamic-{key} {given[key]} has no effect without --dynamic; add --dynamic")
         return None
     if sliding:
-        raise ConfigError("--dynamic learns segment by segment and cannot be combined with --sliding; use one of them")
+        raise ConfigError(
+            "--dynamic learns segment by segment, so it cannot be combined with --sliding; use only one of them"
+        )
     if streams != 1:
-        raise ConfigError(f"--dynamic reads one stream in order, not --streams {streams}; leave out --streams")
+        raise ConfigError(
+            f"--dynamic reads the text as one stream, so it cannot be combined with --streams {streams}; leave "
+            "out --streams"
+        )
     return Dynamics(**given)
 
 

@@ -106,15 +106,15 @@ def generate(
     if count < 0:
         raise ConfigError(f"-n {count} must be at least 0")
     if save_state is not None and save_state.is_dir():
-        raise ConfigError(f"--save-state {save_state} is a folder; give the name of a file")
+        raise ConfigError(f"--save-state {save_state} is a folder; use the path of a file")
     if save_state is not None and save_state.exists() and not save_state.is_file():
-        raise ConfigError(f"--save-state {save_state} is a device or a pipe; give the name of a regular file")
+        raise ConfigError(f"--save-state {save_state} is a device or a pipe; use the path of a regular file")
     if str(model) == "-" and not source:
         model, source = None, "-"
     if samples < 1:
         raise ConfigError(f"--n {samples} must be at least 1")
     if save_state is not None and (prompts is not None or samples > 1):
-        raise ConfigError(f"--save-state {save_state} stores one text; leave out --prompts and --n")
+        raise ConfigError(f"--save-state {save_state} saves the state of a single text; leave out --prompts and --n")
     sampling = Sampling(temp, top_k, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty)
     StopText(stop)  # checks the strings
     out = unguarded(sys.stdout) if raw else sys.stdout
@@ -136,7 +136,7 @@ def generate(
     session = loaded.session(text, seed=seed, state=load_state, **settings)
     note_bundled(model)
     if int8 and not session.decodes_int8:
-        note("int8 is not used: it needs a CPU, a C compiler and a model that docs/generation.md names")
+        note("int8 is not used: it needs a CPU, a C compiler and a supported model (see docs/generation.md)")
     try:
         _put(loaded.echo(session, text), out)
         for piece in loaded.stream(session, count, sampling, last=save_state is None, stop=stop):
@@ -198,9 +198,11 @@ def _put(text: str, out: TextIO) -> None:
 def _check_not_a_prompt(model: Path) -> None:
     """Explain how to pass a prompt to a user who gave it in place of MODEL."""
     if not os.path.lexists(model):  # unlike Path.exists, this accepts names that are too long
-        raise ConfigError(f"there is no model folder {str(model)[:60]!r}; if that is the prompt, put -p before it")
+        raise ConfigError(f"there is no model folder {str(model)[:60]!r}; if this is the prompt, put -p before it")
     if model.is_file():
-        raise ConfigError(f"{model} is a file, not a model folder; if it is the prompt, use --prompt-file {model}")
+        raise ConfigError(
+            f"{model} is a file, not a model folder; if it contains the prompt, use --prompt-file {model}"
+        )
 
 
 def _prompt(source: str, prompt: str | None, prompt_file: Path | None, prompts: Path | None) -> bytes:
@@ -208,13 +210,16 @@ def _prompt(source: str, prompt: str | None, prompt_file: Path | None, prompts: 
     named = {"-p": prompt, "--prompt-file": prompt_file, "--prompts": prompts, "-": source}
     given = [name for name, value in named.items() if value]
     if len(given) > 1:
-        raise ConfigError(f"the prompt is given twice, by {' and '.join(given)}; use one of them")
+        raise ConfigError(f"the prompt is given twice, with {' and '.join(given)}; use only one of them")
     if source == "-":
         if sys.stdin is None:
-            raise DataError("standard input is closed; give the prompt with -p or --prompt-file")
+            raise DataError("standard input is closed; pass the prompt with -p or --prompt-file")
         return _bounded(sys.stdin.buffer.read, "standard input")
     if source:
-        raise ConfigError(f"{source!r} is an unexpected argument; write -p {source!r}, or - for standard input")
+        raise ConfigError(
+            f"{source!r} is an unexpected argument; for a prompt, write -p {source!r}, or - to read it from "
+            "standard input"
+        )
     if prompt_file is not None:
         try:
             with prompt_file.open("rb") as file:
@@ -228,5 +233,5 @@ def _bounded(read: Callable[[int], bytes], name: str) -> bytes:
     """The contents of a file, at most PROMPT_BYTES: a device or a pipe may be endless."""
     text = read(PROMPT_BYTES + 1)
     if len(text) > PROMPT_BYTES:
-        raise DataError(f"the prompt {name} has more than {PROMPT_BYTES:,} bytes; give a shorter one")
+        raise DataError(f"the prompt {name} has more than {PROMPT_BYTES:,} bytes; use a shorter one")
     return text

@@ -52,7 +52,7 @@ def machine(device: str, dtype: str, threads: int) -> Machine:
     from longspan.device import find_device, find_dtype
 
     if threads < 0:
-        raise ConfigError(f"--threads {threads} is negative; 0 uses all free cores")
+        raise ConfigError(f"--threads {threads} is negative; use 0 for all free cores")
     set_threads(threads)
     where = find_device(device)
     return Machine(where, find_dtype(dtype, where))

@@ -87,7 +87,7 @@ def recl(
         where = machine(device, dtype, threads)
         lengths = parse_contexts(CONTEXTS if contexts is None else contexts)
         if data is None:
-            raise ConfigError("--data is missing; give a file, a folder or a corpus of `longspan data list`")
+            raise ConfigError("--data is missing; use a file, a folder or a corpus from `longspan data list`")
         with progress("measuring", quiet=json) as bar:
             table = measure_folders(
                 models or [model_path()],
@@ -105,13 +105,13 @@ def recl(
     else:
         if models or any(given is not None for given in (data, field, encoding, split, targets)):
             raise ConfigError(
-                "--losses already has models and targets; leave out MODEL, --data and its options, and --targets"
+                "--losses replaces the models and the text; leave out MODEL, --targets, and --data with its options"
             )
         table = load_table(losses)
         if contexts is not None:
             table = table.at(parse_contexts(contexts))
     if table.below_zero:
-        note(f"{table.below_zero} of the {table.losses.size} losses are negative; a loss is -log P, not log P")
+        note(f"{table.below_zero} of the {table.losses.size} losses are negative; losses must be -log P, not log P")
     found = {name: recl_of(table, share, threshold) for name, share in shares.items()}
     effective = ecl(table, threshold)
     apart = {name: recl_differences(table, share, threshold) for name, share in shares.items()}
@@ -139,12 +139,17 @@ def parse_contexts(text: str) -> tuple[int, ...]:
         numbers = []
     if ":" in text:
         if len(numbers) != 3 or min(numbers) < 1 or numbers[1] > 10**9:
-            raise ConfigError(f"--contexts {text!r} is not FIRST:LAST:STEP; {CONTEXTS} is 100, 200, ..., 1000")
+            raise ConfigError(
+                f"--contexts {text!r} is not FIRST:LAST:STEP; for example, {CONTEXTS} means 100, 200, ..., 1000"
+            )
         if (numbers[1] - numbers[0]) // numbers[2] > 10_000:
-            raise ConfigError(f"--contexts {text!r} has more than 10,000 lengths; use a longer step")
+            raise ConfigError(f"--contexts {text!r} has more than 10,000 lengths; use a larger step")
         numbers = list(range(numbers[0], numbers[1] + 1, numbers[2]))
     elif not numbers:
-        raise ConfigError(f"--contexts {text!r} is neither FIRST:LAST:STEP nor numbers separated by commas")
+        raise ConfigError(
+            f"--contexts {text!r} is neither FIRST:LAST:STEP nor integers separated by commas, for example "
+            f"{CONTEXTS} or 100,200,400"
+        )
     check_contexts(numbers)
     return tuple(numbers)
 
@@ -156,7 +161,7 @@ def parse_shares(text: str) -> dict[str, float]:
     try:
         shares = {part.strip(): float(part) for part in text.split(",")}
     except ValueError:
-        raise ConfigError(f"--r {text!r} must be numbers separated by commas, such as 0.1,0.5,1.0") from None
+        raise ConfigError(f"--r {text!r} must be numbers separated by commas, for example 0.1,0.5,1.0") from None
     for name, share in shares.items():
         try:
             check_share(share)

@@ -45,7 +45,7 @@ def scaling(
         make_folder(out)
     points, notes = read_points(runs, by)
     if not points:
-        raise ConfigError(f"no run is finished; {notes[0]}")
+        raise ConfigError(f"none of the runs is finished: {notes[0]}")
     found = {count: studies(points, count, resamples=resamples) for count in COUNTS}
     apart = {count: differences(each) for count, each in found.items()}
     result: dict[str, Any] = {

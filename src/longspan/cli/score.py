@@ -64,7 +64,10 @@ def score(
     unit = convert(Per, per, "--per")
     kind = format_of(out, format)
     if kind == "parquet" and out is None and sys.stdout.isatty():
-        raise ConfigError("--format parquet is binary; name a file with --out, or redirect standard output")
+        raise ConfigError(
+            "--format parquet is binary and cannot be printed to a terminal; use --out FILE, or redirect "
+            "standard output"
+        )
     paths = [Path(data_path("-")) if str(file) == "-" else file for file in files]
     names = dict(zip(map(str, paths), map(str, files), strict=True))
     size = check_files(paths)
@@ -94,9 +97,9 @@ def _opened(out: Path | None, inputs: Sequence[Path]) -> Iterator[IO[bytes]]:
         sys.stdout.buffer.flush()
         return
     if out.is_dir() or (out.exists() and not out.is_file()):
-        raise ConfigError(f"--out {out} is not a regular file; give the name of a file")
+        raise ConfigError(f"--out {out} is not a regular file; use another path")
     if out.resolve() in [path.resolve() for path in inputs]:
-        raise ConfigError(f"--out {out} is one of the files to score; give another name")
+        raise ConfigError(f"--out {out} is one of the files to score; use another path")
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.parent}; create it first")
     with new_file(out) as file:

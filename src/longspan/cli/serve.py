@@ -83,10 +83,10 @@ def serve(
 
     def announce(address: str) -> None:
         note_bundled(models[0] if models else None)
-        note(f"serving {', '.join(texts)} at {address} (Ctrl-C stops)")
+        note(f"serving {', '.join(texts)} at {address} (press Ctrl-C to stop)")
 
     def stopping(streams: int) -> None:
-        note(f"stopping: {counted(streams, 'stream')} may run for {grace:g} s more; Ctrl-C again stops now")
+        note(f"stopping: {counted(streams, 'stream')} may run for another {grace:g} s; press Ctrl-C again to stop now")
 
     run(texts, settings, announce, stopping)
 
@@ -114,4 +114,4 @@ def _api_key(path: Path | None) -> str | None:
     except OSError as error:
         raise ConfigError(f"--api-key-file {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"--api-key-file {path} is not ASCII; write a key of at least 16 characters") from None
+        raise ConfigError(f"--api-key-file {path} is not ASCII; use a key of at least 16 ASCII characters") from None

@@ -52,9 +52,9 @@ def train(
     from longspan.tokenizers.train_subwords import train_subwords
 
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
-        raise ConfigError(f"--out {out} exists and is not an empty folder; use another one")
+        raise ConfigError(f"--out {out} exists and is not an empty folder; use another folder")
     if sample < 0:
-        raise ConfigError(f"--sample {sample} is negative; 0 is the complete training split")
+        raise ConfigError(f"--sample {sample} is negative; use 0 for the complete training split")
     text = sample_text(data_path(data), sample or None, field=field, encoding=encoding)
     with progress("training the tokenizer"):
         found = train_subwords(

@@ -98,10 +98,10 @@ def train(
         _print_cost(chosen, where.device)
         return
     if out is None:
-        raise ConfigError("--out is missing; name a folder for the run")
+        raise ConfigError("--out is missing; add --out DIR, the folder for the run")
     if budgets:
         if resume not in (None, "auto") or track:
-            raise ConfigError("--budgets cannot be combined with --resume PATH or --track; it resumes by itself")
+            raise ConfigError("--budgets cannot be combined with --resume PATH or --track; it resumes automatically")
         _train_budgets(chosen, out, parse_numbers("--budgets", budgets, positive=True), decay, where.device)
         return
     names = [name for name in track.split(",") if name]

@@ -220,10 +220,10 @@ def _examples(task: "Task", texts: list[str], data: Path | None) -> "list[Exampl
     from longspan.transfer.tasks.opened import rows_of, rows_of_input
 
     if bool(texts) == (data is not None):
-        raise ConfigError("give texts with --text, or a file with --data, and not both")
+        raise ConfigError("pass texts with --text or a file with --data, but not both")
     if data is None:
         if len(task.texts) > 1:
-            raise ConfigError(f"a task of kind {task.kind!r} has several texts per row; give them with --data FILE")
+            raise ConfigError(f"a task of kind {task.kind!r} has several texts per row; pass them with --data FILE")
         rows: Any = [{task.texts[0]: text} for text in texts]
     else:
         rows = rows_of(data) if str(data) != "-" else rows_of_input()
@@ -231,5 +231,5 @@ def _examples(task: "Task", texts: list[str], data: Path | None) -> "list[Exampl
     unlabelled = ({key: row[key] for key in row if key != task.label} for row in rows)
     found = [task.example(row, f"{name}, row {k}", labelled=False) for k, row in enumerate(unlabelled, start=1)]
     if not found:
-        raise DataError(f"{name} has no rows; give at least one")
+        raise DataError(f"{name} has no rows; add at least one")
     return found

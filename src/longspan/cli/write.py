@@ -147,13 +147,15 @@ class Dialogue:
             return
         name, _, rest = line.partition(" ")
         if name not in self.commands:
-            raise UnknownNameError("command", name, [*self.commands, "/quit"], otherwise="/add adds any text")
+            raise UnknownNameError(
+                "command", name, [*self.commands, "/quit"], otherwise="use /add to add a text that starts with /"
+            )
         try:
             words = [rest] if name == "/add" else shlex.split(rest)
             self.commands[name](*words)
         except (TypeError, ValueError):
             usage = next((text for text in HELP.splitlines() if text.startswith(f"{name} ")), name)
-            raise ConfigError(f"{line.strip()!r} is not complete; write: {usage}") from None
+            raise ConfigError(f"{line.strip()!r} is incomplete; write: {usage}") from None
 
     def continue_text(self) -> None:
         for piece in self.draft.write():

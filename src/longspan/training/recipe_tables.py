@@ -62,7 +62,7 @@ class DataConfig:
         require(self.minimum is None or self.minimum >= 1, f"data.minimum={self.minimum} must be at least 1")
         require(
             self.minimum is None or self.tokenizer == "words",
-            f"data.minimum={self.minimum} needs data.tokenizer='words'",
+            f"data.minimum={self.minimum} needs data.tokenizer='words'; set it, or leave out data.minimum",
         )
         for name, path in self.held_out.items():
             require(path != "", f"data.{name} is empty; use a file or a folder, or leave it out")
@@ -199,7 +199,7 @@ class TrainingConfig:
         require(all(0 <= b < 1 for b in self.betas), f"training.betas={list(self.betas)} must both be in [0, 1)")
         require(
             isinstance(self.average_from, int) or self.average_from < 1,
-            f"training.average_from={self.average_from} is neither a step (an integer) nor a share of the run below 1",
+            f"training.average_from={self.average_from} must be a step (an integer) or a fraction of the run below 1",
         )
         self._check_combinations()
         if self.average_patience:
@@ -229,19 +229,19 @@ class TrainingConfig:
         )
         require(
             not (self.compile and self.segment_jitter),
-            f"training.segment_jitter={self.segment_jitter} changes the length of steps, and training.compile=true "
-            "would compile each length; turn off one of them",
+            f"training.segment_jitter={self.segment_jitter} changes the segment length, and "
+            "training.compile=true would compile every length; turn off one of them",
         )
         for name in ("segment_jitter", "checkpoint_activations"):
             require(
                 not (self.cuda_graph and getattr(self, name)),
-                f"training.cuda_graph=true needs static steps, which training.{name}={getattr(self, name)} prevents; "
-                "turn off one of them",
+                "training.cuda_graph=true needs steps with static shapes, which "
+                f"training.{name}={getattr(self, name)} prevents; turn off one of them",
             )
         require(
             not (self.parallel == "fsdp" and self.weight_dropout),
-            f"training.parallel='fsdp' has no complete weights for training.weight_dropout={self.weight_dropout}; "
-            "use 'ddp'",
+            f"training.parallel='fsdp' shards the weights, so training.weight_dropout={self.weight_dropout} "
+            "cannot be applied; use 'ddp'",
         )
 
     def _check_trigger(self) -> None:
@@ -250,7 +250,8 @@ class TrainingConfig:
         require(self.validate_every > 0, f"{given} counts validations; set training.validate_every")
         require(
             self.average_from == 0,
-            f"{given} and training.average_from={self.average_from} both set the start of averaging; leave out one",
+            f"{given} and training.average_from={self.average_from} both set the start of averaging; use only "
+            "one of them",
         )
 
 

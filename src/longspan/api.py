@@ -92,7 +92,7 @@ def _build(
     require_model_keys(family, values)
     if reading is not None and not isinstance(reading, Reading):
         if not isinstance(reading, Mapping):
-            raise ConfigError(f"reading={config.shown(reading)} must be a Reading, or a dict of its settings")
+            raise ConfigError(f"reading={config.shown(reading)} must be a Reading or a dict of its settings")
         reading = override(family, families.family(family).reading, reading)
     return families.build(family, values, reading).to(where)
 
@@ -118,14 +118,14 @@ def import_model(
         given = tokenizer if tokenizer is None or isinstance(tokenizer, Tokenizer) else _subwords(tokenizer)
         return TextModel(*import_huggingface(Path(source), given)).to(where)
     if tokenizer is None:
-        raise ConfigError("the tokenizer is missing; give bytes, characters, a VOCAB.txt or a vocab.pkl")
+        raise ConfigError("the tokenizer is missing; use bytes, characters, a VOCAB.txt or a vocab.pkl")
     model = import_transfo_xl(Path(source), config_path=None if config is None else Path(config))
     size = model.config.vocabulary
     found = tokenizer if isinstance(tokenizer, Tokenizer) else tokenizer_for(str(tokenizer), size)
     if found.size != size:
         raise ConfigError(
-            f"the tokenizer ({found.kind}) has {counted(found.size, 'token')}, {source} has {size}; "
-            "give the vocabulary it was trained with, as the vocab.pkl of transformers or a VOCAB.txt"
+            f"the tokenizer ({found.kind}) has {counted(found.size, 'token')}, but {source} has {size}; use "
+            "the vocabulary that the model was trained with: the vocab.pkl of transformers or a VOCAB.txt"
         )
     return TextModel(model.to(where), found)
 
@@ -262,8 +262,8 @@ def _opened(model: TextModel | LanguageModel | str | Path | None, device: str | 
         tokenizer, training = ByteTokenizer(), model.training
         if model.config.vocabulary != tokenizer.size:
             raise ConfigError(
-                f"a model without a tokenizer must have the {tokenizer.size} tokens of bytes, and this one has "
-                f"{model.config.vocabulary}; use longspan.TextModel(model, tokenizer)"
+                f"a model without a tokenizer reads bytes and needs a vocabulary of {tokenizer.size}, but this one "
+                f"has {model.config.vocabulary}; use longspan.TextModel(model, tokenizer)"
             )
         try:
             yield TextModel(model, tokenizer)

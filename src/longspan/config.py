@@ -32,7 +32,7 @@ def build(cls: type[C], values: Mapping[str, Any], where: str = "") -> C:
         converted[name] = convert(hints[name], value, f"{prefix}{name}")
     for name, entry in known.items():
         if name not in converted and entry.default is entry.default_factory is dataclasses.MISSING:
-            raise ConfigError(f"{prefix}{name} is missing; give it a value of type {_type_name(hints[name])}")
+            raise ConfigError(f"{prefix}{name} is missing; set it to a value of type {_type_name(hints[name])}")
     return cls(**converted)
 
 
@@ -54,7 +54,7 @@ def convert(hint: Any, value: Any, key: str) -> Any:
         if isinstance(value, str) and value in args:
             return value
         if isinstance(value, str):
-            raise UnknownNameError(f"value for {key}", value, [str(a) for a in args])
+            raise UnknownNameError(f"option for {key}", value, [str(a) for a in args])
     elif origin is tuple and isinstance(value, Sequence) and not isinstance(value, str):
         if len(args) == 2 and args[1] is Ellipsis:
             return tuple(convert(args[0], item, f"{key}[{i}]") for i, item in enumerate(value))
@@ -67,7 +67,7 @@ def convert(hint: Any, value: Any, key: str) -> Any:
     elif hint is float and _is_number(value, Real):
         if abs(value) <= sys.float_info.max:  # false for infinity, NaN and integers too large for a float
             return float(value)
-        raise ConfigError(f"{key}={shown(value)} is not finite; give a number that fits a float")
+        raise ConfigError(f"{key}={shown(value)} is not finite; use a number in the range of a float")
     elif hint is int and _is_number(value, Integral):
         return int(value)
     elif hint in (str, bool) and isinstance(value, hint):
@@ -108,7 +108,7 @@ def require_bounds(config: Any, where: str, largest: Mapping[str, Bound]) -> Non
             if not abs(number) <= most:
                 sign = "-" * (number < 0)
                 raise ConfigError(
-                    f"{where}.{entry.name}={shown(number)} is beyond the largest value, {sign}{shown(most)}"
+                    f"{where}.{entry.name}={shown(number)} is out of range; the limit is {sign}{shown(most)}"
                 )
 
 
@@ -186,7 +186,8 @@ def parse_overrides(pairs: Sequence[str]) -> dict[str, Any]:
             node = node.setdefault(part, {})
             if not isinstance(node, dict):
                 raise ConfigError(
-                    f"--set {pair!r} uses {part!r} as a table, but another --set gives it a value; remove one"
+                    f"--set {pair!r} uses {part!r} as a table, but another --set gives it a plain value; remove one of "
+                    "them"
                 )
         node[last] = _parse_value(text.strip())
     return tree

@@ -160,7 +160,10 @@ class LanguageModel(nn.Module, ABC):
         for name in ("clamp", "discount", "same_length", "pointer"):
             if getattr(reading, name) and name not in self.settings:
                 used = ", ".join(sorted(self.settings))
-                raise ConfigError(f"{name}={getattr(reading, name)} has no effect on this family, which uses {used}")
+                raise ConfigError(
+                    f"{name}={getattr(reading, name)} has no effect on this family; leave it out (the settings of this "
+                    f"family are {used})"
+                )
 
     def spell(self, tokens: Sequence[bytes]) -> None:
         """Tell a `spelled` model the bytes of every token."""

@@ -114,7 +114,7 @@ class Draft:
         """A new branch with the same text and other random numbers, which becomes the current one. Returns its name."""
         name = name or next(f"{self.branch}-{k}" for k in range(2, 1000) if f"{self.branch}-{k}" not in self.branches)
         if name in self.branches:
-            raise ConfigError(f"there is a branch {name!r} already; choose another name")
+            raise ConfigError(f"a branch called {name!r} already exists; choose another name")
         last = self._last
         # Branches differ in their random numbers: with the same ones, both would continue in the same way.
         other = last.session.fork(self.settings.seed + len(self.branches))
@@ -155,7 +155,7 @@ class Draft:
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
-            raise DataError(f"{path} is not UTF-8; load a text or a draft that was saved here") from None
+            raise DataError(f"{path} is not UTF-8; load a text, or a .json draft saved by longspan") from None
         if path.suffix.lower() != ".json":
             self.branches[self.branch] = [self._read(data)]
             return
@@ -189,7 +189,9 @@ def _parse(data: str, path: Path) -> tuple[str, dict[str, str], DraftSettings]:
     try:
         values = json.loads(data)
         if values["format"] != FORMAT:
-            raise DataError(f"{path} has format {values['format']!r:.40}; this longspan reads format {FORMAT}")
+            raise DataError(
+                f"{path} has format {values['format']!r:.40}; this version of longspan reads format {FORMAT}"
+            )
         texts, branch = values["branches"], values["branch"]
         if branch not in texts or not all(isinstance(text, str) for text in texts.values()):
             raise ValueError
@@ -197,5 +199,5 @@ def _parse(data: str, path: Path) -> tuple[str, dict[str, str], DraftSettings]:
         for key, value in values["settings"].items():
             settings = settings.changed(key, value)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise DataError(f"{path} is not a draft; load a text, or a .json that was saved here") from None
+        raise DataError(f"{path} is not a draft; load a text, or a .json draft saved by longspan") from None
     return branch, texts, settings

@@ -46,10 +46,12 @@ class Reading:
             raise ConfigError(f"discount={shown(self.discount)} must be between 0 and 100; 0 turns it off")
         if self.discount and not self.clamp:
             raise ConfigError(
-                f"discount={shown(self.discount)} needs a clamp: set it to the longest distance of training"
+                f"discount={shown(self.discount)} needs a clamp; set clamp to the longest distance in training"
             )
         if self.same_length and not self.memory:
-            raise ConfigError("same_length=true needs a memory above 0: it gives every query `memory` keys")
+            raise ConfigError(
+                "same_length=true needs a memory above 0, because every query attends to exactly `memory` keys"
+            )
         if self.pointer and not self.memory:
             raise ConfigError(f"pointer={self.pointer} needs a memory above 0; set pointer=0 to read without memory")
 

@@ -43,7 +43,7 @@ def check_segment(
         least, most = (int(edge) for edge in tokens.aminmax())
         if least < 0 or most >= vocabulary:
             raise DataError(
-                f"tokens are between {least} and {most}; those of this model are between 0 and {vocabulary - 1}"
+                f"tokens are between {least} and {most}; the tokens of this model are between 0 and {vocabulary - 1}"
             )
 
 

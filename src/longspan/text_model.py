@@ -167,7 +167,9 @@ class TextModel:
         segment, ...
         """
         if dynamics is not None and method != "dynamic":
-            raise ConfigError(f"{dynamics} needs method='dynamic', not {method!r}; set it, or leave dynamics out")
+            raise ConfigError(
+                f"{dynamics} needs method='dynamic', not {method!r}; change the method or leave out dynamics"
+            )
         if not isinstance(text, str | bytes):
             each = _texts(text)
             return [self.score(one, method=method, streams=streams, dynamics=dynamics, **settings) for one in each]
@@ -256,7 +258,7 @@ class TextModel:
         except DataError:
             ids = np.array([], np.int64)
         if not len(ids) or int(ids[0]) >= self.model.config.vocabulary:
-            raise DataError("this tokenizer has no newline to start from; give a prompt")
+            raise DataError("this tokenizer has no newline to start a text with; pass a prompt")
         return ids
 
     def _load_session(self, session: Session, path: Path, *, keep_random: bool) -> None:
@@ -265,7 +267,7 @@ class TextModel:
         found = {name: tensor.dtype for name, tensor in extra.items() if tensor.dim() == 1}
         if found != dtypes or len(extra["pending"]) != 1:
             raise StateError(
-                f"{path} was not saved by a session; use a file that save_session or generate --save-state wrote"
+                f"{path} was not saved by a session; use a file written by save_session or generate --save-state"
             )
         session.restore(state, int(extra["pending"]))
         session.held = bytes(extra["held"].tolist())
@@ -356,10 +358,10 @@ class TextModel:
 def _texts(texts: Sequence[Text]) -> Sequence[Text]:
     """The texts of a list, all of them checked before the first is used."""
     if not isinstance(texts, Sequence):
-        raise DataError(f"the text is a {type(texts).__name__}; give a string, bytes, or a list of them")
+        raise DataError(f"the text is a {type(texts).__name__}; pass a string, bytes, or a list of them")
     for place, text in enumerate(texts):
         if not isinstance(text, str | bytes):
-            raise DataError(f"text {place} of the list is a {type(text).__name__}; give strings or bytes")
+            raise DataError(f"text {place} of the list is a {type(text).__name__}; pass strings or bytes")
     return texts
 
 

@@ -79,7 +79,7 @@ def test_files_that_are_not_states(tmp_path: Path, small: Small) -> None:
     for content, pattern in (
         (b"", r"s\.state .*safetensors"),
         (b"hello there, this is text", r"s\.state .*safetensors"),
-        (save({"length": torch.zeros(1)}), r"s\.state is not a state file"),
+        (save({"length": torch.zeros(1)}), r"s\.state is not a longspan state file"),
         (save({"length": torch.zeros(1)}, {"longspan": json.dumps({"format": 3})}), r"format 3.* 1 and 2"),
         (save({"length": torch.zeros(1)}, {"longspan": json.dumps({"format": True})}), r"format True.* 1 and 2"),
         (save({"length": torch.zeros(1)}, {"longspan": json.dumps({"format": 2})}), "SHA-256"),

@@ -157,7 +157,7 @@ def test_newest_good_passes_over_damaged_checkpoints(tmp_path: Path) -> None:
     assert [path.name for path in numbered(tmp_path)] == [f"checkpoint-{n}" for n in (100, 20, 10, 9)]
     (tmp_path / "checkpoint-100" / "step").write_bytes(b"101")
     (tmp_path / "checkpoint-20" / MANIFEST).unlink()
-    with pytest.warns(CheckpointWarning, match=r"checkpoint-(100|20) ") as warned:
+    with pytest.warns(CheckpointWarning, match=r"checkpoint-(100|20)\b") as warned:
         newest = newest_good(tmp_path, keep=["step"])
     assert len(warned) == 2
     assert newest.found is not None

@@ -73,4 +73,4 @@ def test_without_a_bundled_model_a_model_must_be_named(
     figures = ["figures", "--data", "stdlib", "--out", "drawn"]
     recl, evaluate = ["recl", "--data", "stdlib"], ["eval", "--data", "stdlib"]
     for command in (["generate", "-p", "a"], ["info"], evaluate, recl, figures):
-        cli(*command).refused("bundled model", "name a model folder or a run")
+        cli(*command).refused("bundled model", "use a model folder or a run")

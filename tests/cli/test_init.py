@@ -113,7 +113,7 @@ def test_a_model_folder_and_its_card(cli: Cli, model: Path) -> None:
         (["--tokenizer", "none.txt", "x"], ["none.txt"]),
         (["--set", "model=3", "x"], ["model=3", "--set model.layers=6"]),
         (["--set", "reading=3", "x"], ["reading=3", "--set reading.memory=640"]),
-        (["--set", "model.width=1000000", "x"], ["GiB", "smaller"]),
+        (["--set", "model.width=1000000", "x"], ["GiB", "model.width"]),
         (["--set", "model.width=99999999999999999999", "x"], ["model.width=99999999999999999999"]),
         (["--set", "model.layers=2147483648", "x"], ["model.layers=2147483648"]),
         (["--set", "model.vocabulary=2147483648", "x"], ["model.vocabulary=2147483648"]),

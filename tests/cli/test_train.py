@@ -189,7 +189,7 @@ def test_a_broken_best_is_skipped_with_one_warning_and_kept(cli: Cli, novel: Pat
     Path("run/best/manifest.json").unlink()
     result = cli("eval", "run", "--data", novel, "--split", "test")
     assert result.code == 0
-    assert result.err.startswith("longspan: warning: best ")
+    assert result.err.startswith("longspan: warning: skipped best: ")
     assert result.err.count("warning") == 1
     longer = cli("train", "--resume", "auto", *small, *sets("training.steps=12"))
     assert longer.code == 0, longer.err

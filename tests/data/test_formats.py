@@ -168,7 +168,7 @@ def test_a_damaged_text_is_not_taken_for_another_encoding(tmp_path: Path, cache:
 
 def test_a_field_that_no_file_has_is_an_error(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps([{"text": "a"}], indent=1))
-    with pytest.raises(DataError, match="'text' is not used"):
+    with pytest.raises(DataError, match="'text' has no effect"):
         open_corpus(tmp_path / "a.json", field="text", cache=cache)
 
 

@@ -202,7 +202,7 @@ def test_sigterm_and_sigkill(tmp_path: Path) -> None:
         lines = answer.iter_lines()
         chunks = [next(lines) for _ in range(6)]
         first.process.send_signal(signal.SIGTERM)
-        first.message("stopping: 1 stream may run for 300 s more")
+        first.message("stopping: 1 stream may run for another 300 s")
         first.process.send_signal(signal.SIGINT)
         chunks += list(lines)
     data = [json.loads(line[6:]) for line in chunks if line.startswith("data: {")]

@@ -18,10 +18,10 @@ def model_path(path: str | Path | None = None) -> Path:
     """The given path, or that of the bundled model where none is given."""
     if path is not None:
         if not isinstance(path, str | Path):
-            raise CheckpointError(f"a {type(path).__name__} is not a model; give the path of a model folder or a run")
+            raise CheckpointError(f"a {type(path).__name__} is not a model; use the path of a model folder or a run")
         return Path(path)
     if not is_installed():
         raise CheckpointError(
-            "no model was named, and this longspan has no bundled model; name a model folder or a run"
+            "no model was given, and this installation has no bundled model; use a model folder or a run"
         )
     return FOLDER

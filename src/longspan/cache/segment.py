@@ -88,13 +88,13 @@ def without_window(model: LanguageModel, state: State) -> State:
     """
     if not all(isinstance(cache, TokenWindow) for cache in state.caches):
         raise StateError(
-            f"this state has caches of type {sorted({type(c).__name__ for c in state.caches})} and the model has no "
-            "memory; use a state of this model"
+            f"this state has caches of type {sorted({type(c).__name__ for c in state.caches})}, but the model "
+            "has no memory; use a state that this model returned"
         )
     if model.has_memory(state.reading):
         raise StateError(
-            f"this state is a window of {state.caches[0].positions} tokens from a decoder without memory, and "
-            f"memory={state.reading.memory}; read these tokens again with this memory"
+            f"this state is a window of {state.caches[0].positions} tokens from a decoder without memory, but "
+            f"memory={state.reading.memory}; read these tokens again to use a memory"
         )
     return model.initial_state(state.batch, state.reading)
 

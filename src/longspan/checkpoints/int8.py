@@ -50,15 +50,15 @@ def restored(stored: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
     for name, tensor in stored.items():
         if name.endswith(SCALE):
             if name.removesuffix(SCALE) not in stored:
-                raise CheckpointError(f"{where} has {name!r:.80} without its matrix; it is damaged")
+                raise CheckpointError(f"{where} has {name!r:.80} without its matrix; the file is damaged")
             continue
         scale = stored.get(f"{name}{SCALE}")
         if scale is None:
             weights[name] = tensor
             continue
         if tensor.dtype != torch.int8 or scale.dtype != torch.float32 or scale.shape != tensor.shape[:1]:
-            raise CheckpointError(f"{where} has {name!r:.80} with a scale that does not fit; it is damaged")
+            raise CheckpointError(f"{where} has {name!r:.80} with a scale that does not fit it; the file is damaged")
         if not bool(scale.isfinite().all()):
-            raise CheckpointError(f"{where} has {name!r:.80} with a scale that is not finite; it is damaged")
+            raise CheckpointError(f"{where} has {name!r:.80} with a scale that is not finite; the file is damaged")
         weights[name] = tensor.float() * scale.view(-1, *[1] * (tensor.dim() - 1))
     return weights

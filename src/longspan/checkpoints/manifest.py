@@ -49,15 +49,15 @@ def verify(found: Path, path: Path, keep: Collection[str]) -> Verified:
     """Read and check every file of a folder once. `found` is where the folder is now, `path` the name for errors."""
     try:
         if not stat.S_ISDIR(found.stat().st_mode):
-            raise CheckpointError(f"{path} is a file; give the folder of a model or checkpoint")
+            raise CheckpointError(f"{path} is a file; use the folder of a model or checkpoint")
         entries = _read_manifest(found, path)
         for file in found.iterdir():
             if file.suffix in DATA_SUFFIXES and file.name not in entries and file.name != MANIFEST:
-                raise CheckpointError(f"{path / file.name} is not in the manifest; move it out of the folder")
+                raise CheckpointError(f"{path / file.name} is not listed in the manifest; move it out of the folder")
         if shards := {name for name in entries if SHARD.fullmatch(name)}:
             keep = shards | {name for name in keep if not name.endswith(".safetensors")}
         if missing := sorted(set(keep) - set(entries)):
-            raise CheckpointError(f"{path} has no {missing[0]}; it is damaged or not a folder of this kind")
+            raise CheckpointError(f"{path} has no {missing[0]}; the folder is damaged or of another kind")
         contents = {
             name: _check_file(found / name, path / name, entry, name in keep) for name, entry in entries.items()
         }
@@ -77,10 +77,12 @@ def _read_manifest(found: Path, path: Path) -> dict[str, Entry]:
         raise CheckpointError(f"{path / MANIFEST} is not a manifest; the folder is damaged")
     values = read_json((found / MANIFEST).read_bytes(), str(path / MANIFEST))
     if values.get("format") != FORMAT or isinstance(values["format"], bool):
-        raise CheckpointError(f"{path} has manifest format {values.get('format')!r:.40}; this longspan reads {FORMAT}")
+        raise CheckpointError(
+            f"{path} has manifest format {values.get('format')!r:.40}; this version of longspan reads format {FORMAT}"
+        )
     files = values.get("files")
     if not isinstance(files, dict) or set(values) != {"format", "files"}:
-        raise CheckpointError(f"{path / MANIFEST} must hold 'format' and 'files' only; the folder is damaged")
+        raise CheckpointError(f"{path / MANIFEST} must contain only 'format' and 'files'; the folder is damaged")
     return {name: _read_entry(name, entry, path) for name, entry in files.items()}
 
 
@@ -98,13 +100,16 @@ def _check_file(found: Path, path: Path, entry: Entry, keep: bool) -> bytes | No
     try:
         status = found.lstat()
     except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing; the manifest lists it") from None
+        raise CheckpointError(f"{path} is missing, but the manifest lists it; restore the file") from None
     if not stat.S_ISREG(status.st_mode):
         raise CheckpointError(f"{path} is not a regular file; the folder is damaged")
     if path.name == CARD and not keep:
         return None
     if status.st_size != entry.size:
-        raise CheckpointError(f"{path} has {status.st_size} bytes, its manifest says {entry.size}; it was modified")
+        raise CheckpointError(
+            f"{path} has {status.st_size} bytes, but its manifest says {entry.size}; it was modified or "
+            "truncated, so restore the original file"
+        )
     digest = hashlib.sha256()
     content = bytearray()
     with found.open("rb") as file:
@@ -113,7 +118,10 @@ def _check_file(found: Path, path: Path, entry: Entry, keep: bool) -> bytes | No
             if keep:
                 content += chunk
     if digest.hexdigest() != entry.sha256:
-        raise CheckpointError(f"{path} does not match the SHA-256 in its manifest; it was modified or damaged")
+        raise CheckpointError(
+            f"{path} does not match the SHA-256 in its manifest; it was modified or damaged, so restore the "
+            "original file"
+        )
     return bytes(content) if keep else None
 
 

@@ -128,7 +128,7 @@ def find_model(path: Path, keep: Iterable[str] = ()) -> Verified:
         try:
             return store.read_folder(path / "best", keep)
         except CheckpointError as error:
-            warnings.warn(f"best is passed over: {error}", CheckpointWarning, stacklevel=2)
+            warnings.warn(f"skipped best: {error}", CheckpointWarning, stacklevel=2)
     newest = store.newest_good(path, keep=keep)
     if newest.found:
         return newest.found
@@ -206,7 +206,7 @@ def _read_reading(described: Mapping[str, Any], path: Path) -> Reading:
     try:
         return override(described["family"], families.family(described["family"]).reading, described["reading"])
     except ConfigError as error:
-        raise CheckpointError(f"{path / CONFIG} cannot be used: {error}") from None
+        raise CheckpointError(f"{path / CONFIG} is not valid: {error}") from None
 
 
 def _require_fit(
@@ -223,7 +223,7 @@ def _require_fit(
     if tokenizer.kind != described["tokenizer"] or not fits:
         found = f"{tokenizer.kind!r} with {tokenizer.size} tokens"
         wanted = f"{described['tokenizer']!r:.40} with {stored.vocabulary}"
-        raise CheckpointError(f"{path} has the tokenizer {found}, its config says {wanted}; {MISMATCH}")
+        raise CheckpointError(f"{path} has the tokenizer {found}, but its config says {wanted}; {MISMATCH}")
     if getattr(stored, "layers", 0) > len(tensors):
         raise CheckpointError(
             f"{path} has {counted(len(tensors), 'tensor')} for {counted(stored.layers, 'layer')}; it is damaged"
@@ -231,7 +231,7 @@ def _require_fit(
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and tensor.dtype != DTYPES[described["dtype"]]:
             wanted = described["dtype"]
-            raise CheckpointError(f"{path / WEIGHTS} has {name!r:.80} as {tensor.dtype}, its config says {wanted}")
+            raise CheckpointError(f"{path / WEIGHTS} has {name!r:.80} as {tensor.dtype}, but its config says {wanted}")
     expected = meta_weights(lambda: families.create(described["family"], stored, reading))
     require_match(expected, tensors, str(path / WEIGHTS))
 
@@ -242,11 +242,13 @@ def _read_config(content: bytes, path: Path) -> dict[str, Any]:
     values = read_json(content, str(path / CONFIG))
     found = values.get("format")
     if found not in (1, FORMAT) or isinstance(found, bool):
-        raise CheckpointError(f"{path} has format {found!r:.40}; this longspan reads 1 and {FORMAT}")
+        raise CheckpointError(f"{path} has format {found!r:.40}; this version of longspan reads formats 1 and {FORMAT}")
     kinds = {"family": str, "dtype": str, "tokens" if found == 1 else "tokenizer": str, "model": dict}
     kinds |= {} if found == 1 else {"reading": dict}
     if set(values) != {"format", *kinds} or not all(isinstance(values[key], kind) for key, kind in kinds.items()):
-        raise CheckpointError(f"{path / CONFIG} must have format, {', '.join(kinds)} and nothing else; it is damaged")
+        raise CheckpointError(
+            f"{path / CONFIG} must contain format, {', '.join(kinds)} and nothing else; it is damaged"
+        )
     if values["dtype"] not in (*DTYPES, DTYPE):
         raise CheckpointError(
             f"{path} has weights of dtype {values['dtype']!r:.40}; longspan reads {', '.join((*DTYPES, DTYPE))}"

@@ -75,13 +75,17 @@ def decode_state(
     about = _read_about(content, path)
     found = about.get("format")
     if found not in (1, FORMAT) or isinstance(found, bool):
-        raise CheckpointError(f"the state {path} has format {found!r:.40}; this longspan reads 1 and {FORMAT}")
+        raise CheckpointError(
+            f"the state {path} has format {found!r:.40}; this version of longspan reads formats 1 and {FORMAT}"
+        )
     if about.get("sha256") != _digest({key: about[key] for key in about if key != "sha256"}, tensors):
-        raise CheckpointError(f"the state {path} does not match its SHA-256; it was modified or damaged")
+        raise CheckpointError(
+            f"the state {path} does not match its SHA-256; it was modified or damaged, so use another copy"
+        )
     if about.get("model") != model_hash:
         raise StateError(
-            f"the state {path} is of model {str(about.get('model'))[:12]}, this is model {model_hash[:12]}; "
-            "load the model it was saved with, or start without a state"
+            f"the state {path} belongs to model {str(about.get('model'))[:12]}, but this is model "
+            f"{model_hash[:12]}; load the model it was saved with, or start without a state"
         )
     inner = {name.removeprefix("state."): tensor for name, tensor in tensors.items() if name.startswith("state.")}
     extra = {name.removeprefix("extra."): t for name, t in tensors.items() if name.startswith("extra.")}
@@ -184,7 +188,7 @@ def _check_positions(state: State, full: State) -> None:
             raise StateError(f"its keys and values have {sorted(own)} positions; they must be equal")
     least, most, positions = int(state.length.min()), int(state.length.max()), max(held, default=0)
     if least < 0 or most > positions:
-        raise StateError(f"its rows have {least} to {most} valid positions; its caches have {positions}")
+        raise StateError(f"its rows have {least} to {most} valid positions, but its caches have {positions}")
 
 
 def _read_about(content: bytes, path: Path) -> dict[str, Any]:
@@ -194,7 +198,7 @@ def _read_about(content: bytes, path: Path) -> dict[str, Any]:
     metadata = header.get("__metadata__")
     if not isinstance(metadata, dict) or KEY not in metadata:
         raise CheckpointError(
-            f"{path} is not a state file of longspan; use a file that save_session or generate --save-state wrote"
+            f"{path} is not a longspan state file; use a file written by save_session or generate --save-state"
         )
     return read_json(metadata[KEY].encode(), f"the metadata of {path}")
 

@@ -88,10 +88,10 @@ def write_file(path: Path, content: bytes) -> None:
     """Create or replace one file atomically."""
     path = _resolve(path)
     if path.is_dir():
-        raise CheckpointError(f"{path} is a folder; give the name of a file")
+        raise CheckpointError(f"{path} is a folder; use the path of a file")
     if path.exists() and not path.is_file():
         # A rename would replace the device or pipe with a regular file.
-        raise CheckpointError(f"{path} is a device or a pipe; give the name of a regular file")
+        raise CheckpointError(f"{path} is a device or a pipe; use the path of a regular file")
     with _as_checkpoint_error(path), _parent_folders(path.parent), new_file(path) as file:
         file.write(content)
 
@@ -127,7 +127,9 @@ def read_folder(path: Path, keep: Collection[str] = ()) -> Verified:
             # A writer may have replaced the folder during the read; then neither version is damaged.
             if _identity(locate(path)) == before:
                 raise
-    raise CheckpointError(f"{path} was replaced {ATTEMPTS} times during the read; try again when its writer is done")
+    raise CheckpointError(
+        f"{path} was replaced {ATTEMPTS} times while it was being read; try again when no process writes to it"
+    )
 
 
 def locate(path: Path) -> Path | None:
@@ -144,7 +146,7 @@ def newest_good(folder: Path, prefix: str = "checkpoint-", keep: Collection[str]
             return Newest(read_folder(path, keep), tuple(passed_over))
         except CheckpointError as error:
             passed_over.append(PassedOver(path, str(error)))
-            warnings.warn(f"{path.name} is passed over: {error}", CheckpointWarning, stacklevel=2)
+            warnings.warn(f"skipped {path.name}: {error}", CheckpointWarning, stacklevel=2)
     return Newest(None, tuple(passed_over))
 
 
@@ -211,7 +213,7 @@ def _require_free(path: Path, replace: bool) -> None:
     if not os.path.lexists(path) or _is_empty(path):
         return
     if not replace:
-        raise CheckpointError(f"{path} already exists; choose another name, or remove it first")
+        raise CheckpointError(f"{path} already exists; choose another name or remove it first")
     if not (path / manifest.MANIFEST).is_file():
         raise CheckpointError(f"{path} was not saved by longspan, so it is not replaced; choose another name")
 

@@ -30,7 +30,7 @@ def meta_weights(build: Callable[[], nn.Module]) -> dict[str, Tensor]:
             return weights_of(build())
     except (RuntimeError, OverflowError, TypeError) as error:
         first = str(error).partition("\n")[0]
-        raise CheckpointError(f"this config cannot be built ({first:.100}); it is damaged") from None
+        raise CheckpointError(f"no model can be built from this config ({first:.100}); it is damaged") from None
 
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
@@ -79,9 +79,9 @@ def part_like(whole: Tensor, sharded: Any) -> Tensor:
 def require_match(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor], where: str) -> None:
     """Names, shapes and kinds (float or integer) of `tensors` are those of `expected`; `where` names the file."""
     if missing := sorted(set(expected) - set(tensors)):
-        raise CheckpointError(f"{where} lacks {missing[0]!r}, which its config needs; {MISMATCH}")
+        raise CheckpointError(f"{where} has no {missing[0]!r}, which its config needs; {MISMATCH}")
     if extra := sorted(set(tensors) - set(expected)):
-        raise CheckpointError(f"{where} has {extra[0]!r:.80}, which its config does not; {MISMATCH}")
+        raise CheckpointError(f"{where} has {extra[0]!r:.80}, which its config does not have; {MISMATCH}")
     for name, wanted in expected.items():
         found = tensors[name]
         if found.shape != wanted.shape:

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from longspan.experiments.bench.families import Growth
     from longspan.experiments.bench.timing import Preset
 
-app = typer.Typer(help="Measure speed against a baseline in the same run, and by text length.", no_args_is_help=True)
+app = typer.Typer(
+    help="Measure speed against a baseline in the same run, and at several text lengths.", no_args_is_help=True
+)
 PresetName = Annotated[
     str | None, typer.Option("--preset", help="enwik8 (12 layers, 41M) or small. Default: enwik8 on CUDA, else small.")
 ]
@@ -35,10 +37,17 @@ def attention(
 def train(
     preset: PresetName = None,
     memories: Annotated[
-        str, typer.Option("--memories", help="Measure how a step grows with memory instead, e.g. 512,2048,8192.")
+        str,
+        typer.Option(
+            "--memories", help="Instead, measure the step time at these memory lengths, for example 512,2048,8192."
+        ),
     ] = "",
     segments: Annotated[
-        str, typer.Option("--segments", help="The same for the segment, with equal tokens per step, e.g. 128,512,2048.")
+        str,
+        typer.Option(
+            "--segments",
+            help="Instead, measure the step time at these segment lengths, with the same number of tokens per step.",
+        ),
     ] = "",
     json: Json = False,
     device: DeviceName = "auto",
@@ -51,7 +60,9 @@ def train(
         "segments": parse_numbers("--segments", segments, positive=True),
     }
     if all(lengths.values()):
-        raise ConfigError(f"--memories {memories} and --segments {segments} are separate tables; give one of them")
+        raise ConfigError(
+            f"--memories {memories} and --segments {segments} are measured separately; use only one of them"
+        )
     _bench("train", preset, json, machine(device, dtype, threads), **lengths)
 
 
@@ -75,7 +86,7 @@ def generate(
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Measure generation with a KV cache against memory as hidden states."""
+    """Measure generation with a KV cache against memory stored as hidden states."""
     _bench("generate", preset, json, machine(device, dtype, threads))
 
 
@@ -87,14 +98,16 @@ def families(
     preset: PresetName = None,
     lengths: Annotated[
         str,
-        typer.Option("--lengths", help="Text lengths in tokens, e.g. 1024,2048. Default: those of the preset."),
+        typer.Option(
+            "--lengths", help="Text lengths in tokens, for example 1024,2048. Default: the lengths of the preset."
+        ),
     ] = "",
     json: Json = False,
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Measure time and memory of every family by text length, and the complexity its paper claims."""
+    """Measure time and memory of every family at several text lengths, next to the complexity its paper claims."""
     from longspan.experiments.bench import families as bench
     from longspan.experiments.bench.peak import MEANING
 

@@ -31,46 +31,67 @@ def compare(
     data: Data,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="A folder for the runs and the report.")],
     budget: Annotated[
-        str, typer.Option("--budget", help="params=41M,steps=N or params=41M,seconds=N; every part is optional.")
+        str,
+        typer.Option(
+            "--budget", help="Budget of each run: params=41M,steps=N or params=41M,seconds=N. Each part is optional."
+        ),
     ] = "",
     tokens: Annotated[
-        int, typer.Option("--tokens", help="Tokens of the validation split to score; 0 scores all of it.")
+        int, typer.Option("--tokens", help="Number of tokens of the validation split to score; 0 scores all.")
     ] = TOKENS,
     contexts: Annotated[
-        str | None, typer.Option("--contexts", help="For RECL: FIRST:LAST:STEP in tokens. Default: ten steps to 1000.")
+        str | None,
+        typer.Option(
+            "--contexts",
+            help="Context lengths for RECL, as FIRST:LAST:STEP in tokens. Default: ten lengths up to 1000.",
+        ),
     ] = None,
     targets: Annotated[
-        int | None, typer.Option("--targets", help="For RECL: number of tokens to predict; 0: no RECL. Default: 200.")
+        int | None, typer.Option("--targets", help="Number of tokens to predict for RECL; 0 skips RECL. Default: 200.")
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed of weights and dropout, for all recipes.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Random seed of weights and dropout, for all recipes.")
+    ] = None,
     seeds: Annotated[
-        int, typer.Option("--seeds", help="Train each this often, from --seed (else 1) on; prints mean and deviation.")
+        int,
+        typer.Option(
+            "--seeds",
+            help="Number of seeds per recipe, counted up from --seed or 1. Prints mean and standard deviation.",
+        ),
     ] = 1,
     field: Field = None,
     encoding: Encoding = None,
     set_: Set = [],  # noqa: B006 (typer copies it)
     grid: Annotated[
         list[str],
-        typer.Option("--grid", metavar="KEY=V,V,...", help="Train each recipe with each value; repeat for a product."),
+        typer.Option(
+            "--grid",
+            metavar="KEY=V,V,...",
+            help="Train each recipe with each value. If repeated, every combination is trained.",
+        ),
     ] = [],  # noqa: B006 (typer copies it)
     each: Annotated[
         list[str],
         typer.Option(
-            "--each", metavar="KEY=V,...", help="Train each recipe also with this change alone; repeat for more."
+            "--each", metavar="KEY=V,...", help="Also train each recipe with only this change; can be repeated."
         ),
     ] = [],  # noqa: B006 (typer copies it)
     parallel: Annotated[
-        int, typer.Option("--parallel", metavar="K", help="Train K at the same time, each in its own process.")
+        int, typer.Option("--parallel", metavar="K", help="Train K runs at the same time, each in its own process.")
     ] = 1,
     report: Annotated[
-        bool, typer.Option("--report/--no-report", help="Write DIR/report.html, which takes minutes for many runs.")
+        bool,
+        typer.Option("--report/--no-report", help="Write DIR/report.html. This takes minutes if there are many runs."),
     ] = True,
     json: Json = False,
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Train recipes under one budget and compare bits, speed, memory and RECL. A second run only adds missing parts."""
+    """Train recipes under one budget and compare bits, speed, memory and RECL.
+
+    Run the same command again to continue: only what is missing is computed.
+    """
     from longspan.config import parse_overrides
     from longspan.experiments.compare import group
     from longspan.experiments.compare.budget import parse_budget

@@ -20,14 +20,14 @@ def config(
     family: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", autocompletion=family_values, help="Only the keys of this family, with its defaults."
+            metavar="NAME", autocompletion=family_values, help="List only the keys of this family, with its defaults."
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Describe every key of a recipe, for --set and for TOML files, with its default.
+    """List the keys of recipes, for --set and TOML files, with their defaults.
 
-    Keys of a model have a default in each family: first the most common one, then the others with their families.
+    The defaults of model keys depend on the family: the most common one is first, then the others with their families.
     """
     keys = all_keys(family)
     chosen = [one for one in keys if not key or one.name == key or one.name.startswith(f"{key}.")]

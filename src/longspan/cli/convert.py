@@ -12,7 +12,9 @@ from longspan.errors import ConfigError
 def import_model(
     source: Annotated[
         Path,
-        typer.Argument(metavar="SRC", help="A folder of transformers, or a state dict of the authors' code."),
+        typer.Argument(
+            metavar="SRC", help="A folder saved by transformers, or a state dict saved by the authors' code."
+        ),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The model folder to create.")],
     tokenizer: Annotated[
@@ -24,13 +26,16 @@ def import_model(
     ] = None,
     tokens: FormerTokens = None,
     config: Annotated[
-        Path | None, typer.Option("--config", help="The arguments of the authors' code as JSON, for a state dict.")
+        Path | None,
+        typer.Option("--config", help="For a state dict: a JSON file with the arguments of the authors' code."),
     ] = None,
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Convert a Transformer-XL saved by `transformers` 4.x or by the authors' code, or a GPT, GPT-2, BERT or XLNet
+    """Convert a model from `transformers` or the authors' code to a model folder.
+
+    Reads a Transformer-XL saved by `transformers` 4.x or by the authors' code, or a GPT, GPT-2, BERT or XLNet
     folder of `transformers` with safetensors. Pickles are not executed."""
     from longspan import api
     from longspan.interop.huggingface import KINDS, kind_of
@@ -39,7 +44,7 @@ def import_model(
     where = machine(device, dtype, threads)
     name = tokenizer or tokens
     if name is None and kind_of(source) not in KINDS:
-        raise ConfigError("--tokenizer is missing; give bytes, characters, a VOCAB.txt or a vocab.pkl")
+        raise ConfigError("--tokenizer is missing; use bytes, characters, a VOCAB.txt or a vocab.pkl")
     model = api.import_model(source, name, config=config, device=where.device)
     if dtype != "auto":
         model.to(dtype=where.dtype)

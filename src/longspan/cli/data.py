@@ -10,7 +10,7 @@ from longspan.cli.progress import progress
 from longspan.cli.text_options import DataArgument, Encoding, Field, data_path
 from longspan.errors import DataError, UnknownNameError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, fetch and describe texts.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, download and describe corpora and texts.")
 
 
 @app.command("list")
@@ -32,7 +32,7 @@ def list_known(json: Json = False) -> None:
     for task in tasks:
         only = "" if task.trainable else "; for evaluate-tasks only"
         print(f"{_mark(task.installed)} {task.name:<{width}}  {task.title}{only}")
-    print("\n* is installed; `longspan data get NAME` fetches the others (tasks need `--from FOLDER`)")
+    print("\n* is installed; `longspan data get NAME` downloads the others (tasks need `--from FOLDER`)")
 
 
 def _mark(installed: bool) -> str:
@@ -43,10 +43,16 @@ def _mark(installed: bool) -> str:
 def get(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A name listed by `longspan data list`.")],
     source: Annotated[
-        str | None, typer.Option("--from", metavar="FILE", help="Use this file, folder, archive or URL.")
+        str | None,
+        typer.Option(
+            "--from", metavar="FILE", help="Install from this file, folder, archive or URL instead of downloading."
+        ),
     ] = None,
 ) -> None:
-    """Fetch a corpus or a task, verify its SHA-256 and install it in the cache. An interrupted download is resumed."""
+    """Download a corpus or task, verify its SHA-256 and install it in the cache.
+
+    An interrupted download is resumed.
+    """
     from longspan.data import CORPORA, get
     from longspan.transfer.tasks import KNOWN, install
 
@@ -66,7 +72,9 @@ def info(
     data: DataArgument,
     tokenizer: Annotated[
         str | None,
-        typer.Option("--tokenizer", metavar="NAME|PATH", help="A name or a path. Default: the corpus's own."),
+        typer.Option(
+            "--tokenizer", metavar="NAME|PATH", help="A tokenizer name or path. Default: the tokenizer of the corpus."
+        ),
     ] = None,
     valid: Annotated[
         str | None, typer.Option("--valid", metavar="PATH", help="A file or folder to validate on.")
@@ -76,7 +84,7 @@ def info(
     encoding: Encoding = None,
     json: Json = False,
 ) -> None:
-    """Encode a text and print the files, tokens, documents, bytes and words of each split."""
+    """Encode a text and count the files, tokens, documents, bytes and words of each split."""
     from longspan.data import CORPORA, open_corpus
     from longspan.data.encoded import Encoded, describe_each, files_of, open_any_split, open_each
 

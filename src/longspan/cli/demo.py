@@ -25,13 +25,15 @@ BAR = 40
 
 
 def demo(
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Keep the trained model here.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Keep the trained model in this folder.")
+    ] = None,
     page: Annotated[Path, typer.Option("--report", help="The HTML page to write.")] = Path("longspan-demo.html"),
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Show what memory is worth to the bundled model, and train a small model that learns in a minute."""
+    """Show how much memory helps a model, and train a small model in about a minute."""
     from longspan.experiments.demo import train_small
     from longspan.experiments.demo_page import write_page
     from longspan.experiments.figures.drawing import require_matplotlib

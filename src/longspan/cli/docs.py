@@ -13,7 +13,7 @@ def docs(
         typer.Argument(
             metavar="PAGE",
             autocompletion=page_values,
-            help="For example training, or docs/training.md. Default: a list.",
+            help="The name of a page, for example training or docs/training.md. Default: list all pages.",
         ),
     ] = None,
 ) -> None:

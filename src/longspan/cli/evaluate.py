@@ -47,27 +47,31 @@ def evaluate(
         bool | None,
         typer.Option(
             "--sliding/--no-sliding",
-            help="Score every token with a window of --segment tokens before it, or segment by segment. "
-            "Default: a window if the model has no memory.",
+            help="Score every token with a sliding window of --segment tokens, or score segment by segment. "
+            "Default: sliding if the model has no memory.",
         ),
     ] = None,
     temp: Annotated[
-        float | None, typer.Option("--temp", help="Divide logits by this before the softmax. Default: the model's, 1.")
+        float | None,
+        typer.Option("--temp", help="Divide logits by this before the softmax. Default: the model's setting."),
     ] = None,
     dynamic: Annotated[
         bool,
         typer.Option(
-            "--dynamic", help="Take a gradient step on every segment after scoring it. The model on disk is unchanged."
+            "--dynamic",
+            help="Dynamic evaluation: take a gradient step on every segment after scoring it. The model on disk is "
+            "unchanged.",
         ),
     ] = False,
     dynamic_rate: Annotated[
         float | None, typer.Option("--dynamic-rate", help="Learning rate of --dynamic. Default: 5e-5.")
     ] = None,
     dynamic_decay: Annotated[
-        float | None, typer.Option("--dynamic-decay", help="Decay towards the original weights. Default: 0.")
+        float | None,
+        typer.Option("--dynamic-decay", help="Decay towards the original weights for --dynamic. Default: 0."),
     ] = None,
     streams: Annotated[
-        int, typer.Option("--streams", help="Cut the text into this many parts that are read in parallel.")
+        int, typer.Option("--streams", help="Cut the text into this many parts and read them in parallel.")
     ] = 1,
     losses: Annotated[
         Path | None,
@@ -78,7 +82,10 @@ def evaluate(
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Print the loss in bits and nats and the perplexity of a text. Default settings are those of the model."""
+    """Print the loss of a text in bits and nats, and its perplexity.
+
+    Settings that are not given are those of the model.
+    """
     from longspan.bundled import model_path
     from longspan.checkpoints.model_folder import find_model, open_model
     from longspan.data import CORPORA
@@ -103,7 +110,7 @@ def evaluate(
     method = natural if sliding is None else "sliding" if sliding else "stream"
     if method == "sliding" and streams != 1 and dynamics is None:
         why = "--sliding" if sliding else "a model without memory"
-        raise ConfigError(f"--streams {streams} cannot be combined with the window of {why}; use --no-sliding")
+        raise ConfigError(f"--streams {streams} cannot be combined with the sliding window of {why}; use --no-sliding")
     form: Any = {"field": field, "encoding": encoding, "sentences": sentences}
     with progress("encoding", quiet=json, in_bytes=True) as bar:
         text = open_text_for([found.path], data_path(data), loaded.tokenizer, split, progress=bar, **form)
@@ -174,9 +181,14 @@ def _dynamics(
             raise ConfigError(f"--dynamic-{key} {given[key]} has no effect without --dynamic; add --dynamic")
         return None
     if sliding:
-        raise ConfigError("--dynamic learns segment by segment and cannot be combined with --sliding; use one of them")
+        raise ConfigError(
+            "--dynamic learns segment by segment, so it cannot be combined with --sliding; use only one of them"
+        )
     if streams != 1:
-        raise ConfigError(f"--dynamic reads one stream in order, not --streams {streams}; leave out --streams")
+        raise ConfigError(
+            f"--dynamic reads the text as one stream, so it cannot be combined with --streams {streams}; leave "
+            "out --streams"
+        )
     return Dynamics(**given)
 
 

@@ -21,13 +21,20 @@ def export(
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The folder to create.")] = None,
     dtype: Annotated[
         str | None,
-        typer.Option("--dtype", help="float32, bfloat16 or float64. Default: that of MODEL; float32 with --to."),
+        typer.Option(
+            "--dtype",
+            help="float32, bfloat16 or float64. Default: the dtype of MODEL, or float32 with --to hf or onnx.",
+        ),
     ] = None,
     int8: Annotated[
-        bool, typer.Option("--int8", help="Store matrices as int8 with a scale per row, and print the cost in bits.")
+        bool,
+        typer.Option(
+            "--int8", help="Store matrices as int8 with a scale per row, and print how much the loss rises in bits."
+        ),
     ] = False,
     data: Annotated[
-        str | None, typer.Option("--data", help="The text for the cost of --int8. Default: a page of English prose.")
+        str | None,
+        typer.Option("--data", help="The text on which --int8 measures the loss. Default: a page of English prose."),
     ] = None,
     field: Field = None,
     encoding: Encoding = None,
@@ -40,8 +47,8 @@ def export(
     """Create a model folder with the best weights of a run, without optimizer state.
 
     --to hf writes a folder for AutoModelForCausalLM, --to onnx a decoding step for onnxruntime. --dtype converts the
-    weights. --int8 needs a quarter of the space of float32. --set changes reading settings (for example
-    reading.memory), which become the defaults of the exported model. The notes in the card are kept.
+    weights. --int8 takes a quarter of the space of float32. --set changes reading settings (for example
+    reading.memory), which become the defaults of the exported model. Notes in the model card are kept.
     """
     from longspan.bundled import model_path
     from longspan.checkpoints.model_folder import DTYPES
@@ -51,16 +58,16 @@ def export(
     if to not in FORMATS:
         raise UnknownNameError("format", to, FORMATS)
     if int8 and dtype is not None:
-        raise ConfigError(f"--int8 and --dtype {dtype} exclude each other; use one of them")
+        raise ConfigError(f"--int8 and --dtype {dtype} cannot be combined; use only one of them")
     if data is not None and not int8:
-        raise ConfigError(f"--data {data} is for the cost of --int8; add --int8, or leave it out")
+        raise ConfigError(f"--data {data} has an effect only with --int8; add --int8 or leave out --data")
     if int8 and to != "longspan":
-        raise ConfigError(f"--int8 belongs to a model folder; leave it out with --to {to}")
+        raise ConfigError(f"--int8 cannot be combined with --to {to}; leave out one of them")
     if dtype is not None and dtype not in DTYPES:
         raise UnknownNameError("dtype", dtype, DTYPES)
     target = _target(out, folder)
     if to != "longspan" and notes is not None:
-        raise ConfigError(f"--notes {notes} belongs to a model folder; leave it out with --to {to}")
+        raise ConfigError(f"--notes {notes} cannot be combined with --to {to}; leave out one of them")
     values = parse_overrides(set_)
     overrides = values.pop("reading", {})
     if values or not isinstance(overrides, dict):
@@ -87,7 +94,7 @@ def _print_cost(model: Path, out: Path, data: str | None, **form: str | None) ->
     except DataError as error:
         if data is not None:
             raise
-        print(f"cost: not measured, because the model cannot read the default text ({error}); give --data")
+        print(f"cost: not measured, because the model cannot read the default text ({error}); add --data")
         return
     unit = f"bits per {cost.unit}"
     change = cost.after - cost.before
@@ -105,7 +112,9 @@ def _write_onnx(model: Path | None, out: Path, dtype: str | None, reading: dict[
     from longspan.interop.onnx import export_onnx
 
     if dtype not in (None, "float32"):
-        raise ConfigError(f"--dtype {dtype} is not possible with --to onnx, which writes float32; leave it out")
+        raise ConfigError(
+            f"--dtype {dtype} cannot be combined with --to onnx, which always writes float32; leave out --dtype"
+        )
     made = export_onnx(model, out, reading=reading)
     print(f"{out}: {made.parameters:,} parameters, one step with {len(made.inputs)} inputs, from {made.source}")
 
@@ -113,10 +122,10 @@ def _write_onnx(model: Path | None, out: Path, dtype: str | None, reading: dict[
 def _target(out: Path | None, folder: Path | None) -> Path:
     """The folder to create, given by --out or as the second argument."""
     if out is not None and folder is not None:
-        raise ConfigError(f"the folder to create is given twice, {folder} and --out {out}; give one")
+        raise ConfigError(f"the folder to create is given twice, as {folder} and as --out {out}; use only one")
     chosen = out or folder
     if chosen is None:
-        raise ConfigError("no OUT is given; name the folder to create, or add --out DIR")
+        raise ConfigError("the folder to create is missing; add OUT or --out DIR")
     return chosen
 
 
@@ -133,4 +142,4 @@ def _read_notes(notes: Path | None) -> str:
     except OSError as error:
         raise DataError(f"--notes {notes} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise DataError(f"--notes {notes} is not UTF-8; give a Markdown file") from None
+        raise DataError(f"--notes {notes} is not UTF-8; use a Markdown file in UTF-8") from None

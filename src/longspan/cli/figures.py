@@ -28,14 +28,21 @@ def figures(
     discount: Discount = None,
     memories: Annotated[
         str,
-        typer.Option("--memories", help="Draw only the loss with these memory lengths (memory.svg), e.g. 64,256,1024."),
+        typer.Option(
+            "--memories", help="Draw only the loss at these memory lengths (memory.svg), for example 64,256,1024."
+        ),
     ] = "",
-    tokens: Annotated[int | None, typer.Option("--tokens", help="Tokens of the text to use. Default: all.")] = None,
+    tokens: Annotated[
+        int | None, typer.Option("--tokens", help="Number of tokens of the text to use. Default: all.")
+    ] = None,
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Draw figures 3 to 7 of Dai et al. 2019 for a model on a text, and the span of every head, as PNG, SVG and PDF."""
+    """Draw figures 3 to 7 of the Transformer-XL paper for a model.
+
+    Also draws the attention span of every head. Writes PNG, SVG and PDF files.
+    """
     from longspan.bundled import model_path
     from longspan.checkpoints.model_folder import load_model
     from longspan.experiments.figures.drawing import require_matplotlib

@@ -30,7 +30,8 @@ def init(
     ] = "transformer-xl",
     set_: Set = [],  # noqa: B006 (typer copies it)
     tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", help="bytes, characters, or a VOCAB.txt. Default: bytes.")
+        str | None,
+        typer.Option("--tokenizer", help="bytes, characters, or a VOCAB.txt with one word per line. Default: bytes."),
     ] = None,
     tokens: FormerTokens = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the initial weights.")] = 0,
@@ -78,7 +79,10 @@ def info(
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Print the size, reach, state size, config and reading settings of a model."""
+    """Print the size, config and reading settings of a model.
+
+    Also prints its reach (the longest context that it can use) and the size of its state.
+    """
     from longspan.bundled import model_path
     from longspan.checkpoints.model_folder import load_model, reading_of
     from longspan.config import plain
@@ -113,7 +117,7 @@ def info(
 
 
 def families(json: Json = False) -> None:
-    """List the model families, and whether they have a memory across segments."""
+    """List the model families and whether they have a memory across segments."""
     from longspan.models.families import known_families, summary
 
     found = {name: summary(name) for name in known_families()}

@@ -10,94 +10,109 @@ from textwrap import wrap
 from typing import Any, NamedTuple
 
 MODEL_KEYS = {
-    "vocabulary": "number of tokens; 256 for bytes",
-    "layers": "number of layers",
-    "width": "width of the hidden states",
-    "heads": "attention heads",
-    "head_width": "width of a head; default: width / heads",
-    "inner": "width of the feed-forward layer, default 4 x width; of all recurrent layers but the last, default width",
-    "pointer_width": "width of the pointer's queries and keys; 0 for no pointer (longspan-xl, rotary)",
-    "position": "relative | shaw (longspan-xl); sinusoid | learned | shaw (vanilla)",
-    "max_distance": "largest distance (shaw) or position (learned) with its own vector; default 127; longspan-xl: 255",
-    "layer_losses": "in training, layer l of n also predicts, until l/2n of the run (vanilla)",
-    "targets": "number of next tokens predicted in training (vanilla)",
-    "shared_biases": "one pair u, w for all layers instead of one per layer (transformer-xl, longspan-xl)",
-    "compressed": "slots of compressed memory per layer; 0 is off (compressive)",
-    "rate": "positions compressed into one slot (compressive)",
-    "compression": "mean | max | convolution | dilated | most-used (compressive)",
-    "span": "largest span that a head can learn (adaptive-span)",
-    "ramp": "number of distances over which a span fades out (adaptive-span)",
-    "span_penalty": "weight of the mean span in the training loss (adaptive-span)",
-    "steps": "maximum number of applications of the shared block (universal)",
-    "threshold": "sum of halting probabilities at which a position halts (universal)",
-    "ponder": "weight of the number of steps in the training loss (universal)",
-    "pattern": "strided | fixed (sparse)",
-    "factorised": "the two patterns alternate over heads | layers, or are merged in every head (sparse)",
-    "stride": "length of the local pattern and step of the distant one (sparse)",
-    "summary": "summary positions per stride in the fixed pattern (sparse)",
-    "window": "keys per query, its own included: a number, or one per layer (longformer); 1 or 2 (qrnn)",
-    "dilation": "gap between the keys of a window: a number, or [[one per head], ... per layer] (longformer)",
-    "global_tokens": "first tokens of a document that attend to all and that all attend to (longformer)",
-    "block": "positions per block (bigbird)",
-    "window_blocks": "blocks of the window, the query's own included (bigbird)",
-    "random_blocks": "random blocks per block (bigbird)",
-    "global_blocks": "first blocks of a document that attend to all and that all attend to (bigbird)",
-    "causal": "false: attention in both directions, for encoding (longformer, bigbird)",
-    "rounds": "rounds of hashing (reformer)",
-    "chunk": "maximum number of keys per query and round (reformer)",
-    "buckets": "buckets per round, a power of two; default 4 (reformer)",
-    "pieces": "number of pieces in which the feed-forward layer computes a segment (reformer)",
-    "convolution": "earlier positions in the convolution over a layer's input; 0 is off (longspan-xl, rotary, vanilla)",
-    "norm": "post | pre; reformer has pre only",
-    "norm_type": "layer | rms (not transformer-xl)",
-    "qk_norm": "RMS norm of the queries and keys of every head (not transformer-xl, reformer)",
-    "final_norm": "norm after the last layer (not transformer-xl)",
-    "activation": "relu | gelu | squared-relu | swish | swiglu (not transformer-xl, evolved)",
-    "biases": "biases in the feed-forward layers (not transformer-xl)",
-    "dropout": "of embeddings, positions, attention output, feed-forward and output; of the output only (awd-lstm)",
-    "attention_dropout": "of attention weights",
-    "input_dropout": "of embedding units, the same at all positions (awd-lstm); of embeddings and positions, default: "
-    "dropout (longspan-xl, rotary)",
-    "output_dropout": "of the output; default: dropout (longspan-xl, rotary)",
-    "projection_dropout": "of queries, keys and values (longspan-xl, rotary)",
-    "hidden_dropout": "of units between layers, the same at all positions (awd-lstm)",
-    "embedding_dropout": "of entire words, at all positions (awd-lstm, longspan-xl, rotary)",
-    "weight_dropout": "of the recurrent weight matrices (awd-lstm)",
-    "zoneout": "of the updates of the cell (qrnn)",
-    "ar": "activation regularisation: weight of the squared output (awd-lstm, longspan-xl, rotary)",
-    "tar": "temporal activation regularisation: weight of the output's squared change (awd-lstm, longspan-xl, rotary)",
-    "embedding_width": "width of the token embedding; default: width",
-    "cutoffs": "token ids at which rarer clusters start, for example [20000,40000,200000]",
-    "div_val": "the embedding of each rarer cluster is narrower by this factor",
-    "tie_embedding": "one table for embedding and softmax",
-    "positions": "positions with a learned vector: the longest segment (gpt, bert)",
-    "mask": "the token that hides a predicted one; default: 0 (bert)",
-    "classify": "the token in front of a text, for next sentence prediction; default: none (bert)",
-    "separator": "the token that ends a text of a pair; default: none (bert, xlnet)",
-    "first_positions": "normal | sinusoid: the vectors of positions before training (gpt, bert)",
-    "masked": "share of tokens that are predicted (bert)",
-    "predict_every": "one token in this many is predicted (xlnet)",
-    "characters": "bytes of a token that are read (elmo)",
-    "character_width": "width of the vector of a byte (elmo)",
-    "filters": "convolutions over characters: [[width, number], ...] (elmo)",
-    "tie_projections": "one projection for embedding and softmax of each rarer cluster",
+    "vocabulary": "Number of tokens in the vocabulary; 256 for bytes",
+    "layers": "Number of layers",
+    "width": "Width of the hidden states",
+    "heads": "Number of attention heads",
+    "head_width": "Width of a head. Default: width / heads",
+    "inner": "Width of the feed-forward layer (default: 4 x width), or of all recurrent layers except the last "
+    "(default: width)",
+    "pointer_width": "Width of the pointer's queries and keys; 0 means no pointer (longspan-xl, rotary)",
+    "position": "Position encoding: relative or shaw (longspan-xl); sinusoid, learned or shaw (vanilla)",
+    "max_distance": "Largest distance (shaw) or position (learned) that has its own vector. Default: 127; longspan-xl: "
+    "255",
+    "layer_losses": "In training, also predict from intermediate layers; layer l of n stops after l/2n of the run "
+    "(vanilla)",
+    "targets": "Number of following tokens that each position predicts in training (vanilla)",
+    "shared_biases": "Share the attention biases u and w between all layers (transformer-xl, longspan-xl)",
+    "compressed": "Number of compressed memory slots per layer; 0 is off (compressive)",
+    "rate": "Compression rate: number of positions that are compressed into one slot (compressive)",
+    "compression": "Compression function: mean, max, convolution, dilated or most-used (compressive)",
+    "span": "Largest span that a head can learn (adaptive-span)",
+    "ramp": "Number of distances over which the mask of a span falls from 1 to 0 (adaptive-span)",
+    "span_penalty": "Weight of the mean span in the training loss (adaptive-span)",
+    "steps": "Maximum number of times that the shared block is applied (universal)",
+    "threshold": "A position halts when its halting probabilities sum to this (universal)",
+    "ponder": "Weight of the ponder cost (the number of steps) in the training loss (universal)",
+    "pattern": "Attention pattern: strided or fixed (sparse)",
+    "factorised": "How the local and the distant pattern are combined: heads (half of the heads use each), layers "
+    "(layers alternate) or merged (every head uses both) (sparse)",
+    "stride": "Length of the local pattern, and distance between the keys of the distant one (sparse)",
+    "summary": "Number of summary positions per stride in the fixed pattern (sparse)",
+    "window": "Window size in keys, including the query's own position: one number, or one per layer (longformer). "
+    "Width of the convolution: 1 or 2 (qrnn)",
+    "dilation": "Distance between neighbouring keys of a window: one number, or lists with one number per head, either "
+    "one list for all layers or one per layer (longformer)",
+    "global_tokens": "Number of global tokens at the start of a document: they attend to all positions, and all "
+    "positions attend to them (longformer)",
+    "block": "Number of positions per block (bigbird)",
+    "window_blocks": "Number of blocks in the window, including the query's own (bigbird)",
+    "random_blocks": "Number of random blocks that each block attends to (bigbird)",
+    "global_blocks": "Number of global blocks at the start of a document: they attend to all blocks, and all blocks "
+    "attend to them (bigbird)",
+    "causal": "Use causal attention; false means bidirectional attention, for encoding (longformer, bigbird)",
+    "rounds": "Number of hashing rounds (reformer)",
+    "chunk": "Maximum number of keys per query in each hashing round (reformer)",
+    "buckets": "Number of hash buckets per round, a power of two (reformer). Default: 4 with the default chunk",
+    "pieces": "Number of pieces in which the feed-forward layer computes a segment, to save memory (reformer)",
+    "convolution": "Number of earlier positions in the convolution over a layer's input; 0 is off (longspan-xl, "
+    "rotary, vanilla)",
+    "norm": "Where the norms are: post or pre (reformer: pre only)",
+    "norm_type": "Type of the norms: layer or rms (not transformer-xl)",
+    "qk_norm": "Apply an RMS norm to the queries and keys of every head (not transformer-xl, reformer)",
+    "final_norm": "Apply a norm after the last layer (not transformer-xl)",
+    "activation": "Activation function: relu, gelu, squared-relu, swish or swiglu (not transformer-xl, evolved)",
+    "biases": "Use biases in the feed-forward layers (not transformer-xl)",
+    "dropout": "Dropout rate of embeddings, positions, attention output, feed-forward and output; awd-lstm: of the "
+    "output only",
+    "attention_dropout": "Dropout rate of the attention weights",
+    "input_dropout": "Dropout rate of embedding units, with the same mask at all positions (awd-lstm); of embeddings "
+    "and positions, by default the same as dropout (longspan-xl, rotary)",
+    "output_dropout": "Dropout rate of the output (longspan-xl, rotary). Default: the same as dropout",
+    "projection_dropout": "Dropout rate of queries, keys and values (longspan-xl, rotary)",
+    "hidden_dropout": "Dropout rate of units between layers, with the same mask at all positions (awd-lstm)",
+    "embedding_dropout": "Dropout rate of entire words: a dropped word is dropped at all positions (awd-lstm, "
+    "longspan-xl, rotary)",
+    "weight_dropout": "Dropout rate of the recurrent weight matrices (awd-lstm)",
+    "zoneout": "Zoneout rate: probability that a cell keeps its previous value (qrnn)",
+    "ar": "Activation regularisation: weight of the squared output in the loss (awd-lstm, longspan-xl, rotary)",
+    "tar": "Temporal activation regularisation: weight of the output's squared change in the loss (awd-lstm, "
+    "longspan-xl, rotary)",
+    "embedding_width": "Width of the token embedding. Default: width",
+    "cutoffs": "Adaptive softmax: token ids at which the clusters of rarer tokens start, for example "
+    "[20000,40000,200000]",
+    "div_val": "Factor by which the embedding of each rarer cluster is narrower than the one before",
+    "tie_embedding": "Use the same weights for the embedding and the softmax",
+    "positions": "Number of positions with a learned vector, which is the longest possible segment (gpt, bert)",
+    "mask": "Id of the mask token (bert). Default: 0",
+    "classify": "Id of the token in front of a text ([CLS]), for next sentence prediction (bert). Default: none",
+    "separator": "Id of the token that ends a text of a pair ([SEP]) (bert, xlnet). Default: none",
+    "first_positions": "Initial position vectors: normal or sinusoid (gpt, bert)",
+    "masked": "Fraction of tokens that are predicted (bert)",
+    "predict_every": "One in this many tokens is predicted (xlnet)",
+    "characters": "Number of bytes of a token that are read; longer tokens are truncated (elmo)",
+    "character_width": "Embedding width of a byte (elmo)",
+    "filters": "Convolutions over characters, as [[width, number of filters], ...] (elmo)",
+    "tie_projections": "In each rarer cluster, use the same projection for the embedding and the softmax",
 }
 READING_KEYS = {
-    "segment": "tokens per call",
-    "memory": "earlier positions a layer can attend to (transformer-xl, longspan-xl, compressive, rotary, longformer)",
-    "clamp": "distances beyond this one share one position key; 0 is off (transformer-xl, longspan-xl)",
-    "discount": "scores beyond the clamp fall by this times log(distance / clamp) (transformer-xl, longspan-xl)",
-    "same_length": "every query attends to exactly `memory` keys (transformer-xl, longspan-xl, rotary)",
-    "pointer": "earlier positions that the pointer may copy from; 0 is off (longspan-xl, rotary)",
-    "temperature": "logits are divided by this before the softmax",
+    "segment": "Number of tokens per segment",
+    "memory": "Number of earlier positions that a layer can attend to (transformer-xl, longspan-xl, compressive, "
+    "rotary, longformer)",
+    "clamp": "Distances beyond this share one position key; 0 is off (transformer-xl, longspan-xl)",
+    "discount": "Lower attention scores beyond the clamp by this times log(distance / clamp) (transformer-xl, "
+    "longspan-xl)",
+    "same_length": "Every query attends to exactly `memory` keys (transformer-xl, longspan-xl, rotary)",
+    "pointer": "Number of earlier positions that the pointer can copy from; 0 is off (longspan-xl, rotary)",
+    "temperature": "Divide logits by this before the softmax",
 }
 
 
 def keys_help() -> str:
     """The keys as the last paragraph of a help text; click keeps the line breaks after \\b."""
     tables = {"model": MODEL_KEYS, "reading": READING_KEYS}
-    lines = [f"  {f'{table}.{name}':<24} {text}" for table, keys in tables.items() for name, text in keys.items()]
-    return "Keys for --set:\n\n\b\n" + "\n".join(lines)
+    found = [Key(f"{table}.{name}", "", f"{text}.") for table, keys in tables.items() for name, text in keys.items()]
+    return "Keys for --set:\n\n\b\n" + "\n".join(key_lines(found))
 
 
 class Key(NamedTuple):
@@ -147,7 +162,7 @@ def model_keys(family: str | None = None) -> list[Key]:
 
     if family is not None:
         require_family(family)
-    found = [Key("model.family", family or "transformer-xl", "the architecture; `longspan families` lists them.")]
+    found = [Key("model.family", family or "transformer-xl", "The architecture; `longspan families` lists all.")]
     for name, values in defaults().items():
         chosen = values if family is None else {known: value for known, value in values.items() if known == family}
         if chosen:
@@ -189,6 +204,6 @@ def key_lines(keys: Sequence[Key], width: int = 98) -> list[str]:
 
 def training_help() -> str:
     """The keys of a recipe as the last paragraph of a help text."""
-    return "Keys for --set (`longspan config` also lists those of models):\n\n\b\n" + "\n".join(
+    return "Keys for --set (`longspan config` also lists the keys of models):\n\n\b\n" + "\n".join(
         key_lines(recipe_keys())
     )

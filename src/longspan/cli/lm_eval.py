@@ -26,12 +26,12 @@ def lm_eval(
         str,
         typer.Option(
             "--tasks",
-            help="Names of lm-eval, separated by commas; NAME=FILE.jsonl for local files (blimp, lambada, wikitext).",
+            help="lm-eval tasks, separated by commas; NAME=FILE.jsonl for local files (blimp, lambada, wikitext).",
         ),
     ],
     limit: Annotated[int | None, typer.Option("--limit", help="Use at most this many examples of each task.")] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Texts that are read together.")] = 8,
-    include: Annotated[Path | None, typer.Option("--include", help="A folder with YAML tasks of your own.")] = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Number of texts to read in parallel.")] = 8,
+    include: Annotated[Path | None, typer.Option("--include", help="A folder with your own YAML tasks.")] = None,
     segment: Segment = None,
     memory: Memory = None,
     clamp: Clamp = None,
@@ -41,7 +41,7 @@ def lm_eval(
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Evaluate a model on tasks of lm-eval.
+    """Evaluate a model on lm-eval tasks.
 
     Tasks with local files work offline: --tasks blimp=adjunct_island.jsonl,lambada=lambada_test.jsonl
     """

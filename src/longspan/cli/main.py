@@ -62,7 +62,7 @@ class GroupedCommands(typer.core.TyperGroup):
 
 app = typer.Typer(
     name="longspan",
-    help="Language models with memory beyond their window: train, score, generate, measure.",
+    help="Train, evaluate and use language models with memory beyond their window.",
     no_args_is_help=True,
     cls=GroupedCommands,
     pretty_exceptions_enable=False,

@@ -22,11 +22,13 @@ ModelOrBundled = Annotated[
 ]
 Set = Annotated[
     list[str],
-    typer.Option("--set", metavar="KEY=VALUE", help="A key and its value, for example model.layers=6."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a key, for example model.layers=6; can be repeated."),
 ]
 SetReading = Annotated[
     list[str],
-    typer.Option("--set", metavar="KEY=VALUE", help="A reading setting, for example reading.memory=640."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a reading setting, for example reading.memory=640; can be repeated."
+    ),
 ]
 FormerTokens = Annotated[str | None, typer.Option("--tokens", hidden=True, help="The former name of --tokenizer.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else.")]
@@ -34,7 +36,9 @@ DeviceName = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cu
 DtypeName = Annotated[
     str, typer.Option("--dtype", help="auto (float32 on a CPU, bfloat16 on CUDA), float32, bfloat16 or float64.")
 ]
-Threads = Annotated[int, typer.Option("--threads", help="CPU threads. 0: OMP_NUM_THREADS, or all free cores.")]
+Threads = Annotated[
+    int, typer.Option("--threads", help="Number of CPU threads. 0 uses OMP_NUM_THREADS or all free cores.")
+]
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ def machine(device: str, dtype: str, threads: int) -> Machine:
     from longspan.device import find_device, find_dtype
 
     if threads < 0:
-        raise ConfigError(f"--threads {threads} is negative; 0 uses all free cores")
+        raise ConfigError(f"--threads {threads} is negative; use 0 for all free cores")
     set_threads(threads)
     where = find_device(device)
     return Machine(where, find_dtype(dtype, where))

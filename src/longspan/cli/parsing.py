@@ -10,7 +10,7 @@ def parse_numbers(flag: str, text: str, *, positive: bool = False) -> tuple[int,
     except ValueError:
         numbers = (-1,)
     if any(number < 0 for number in numbers):
-        raise ConfigError(f"{flag} {text} must be integers between commas, for example 512,2048")
+        raise ConfigError(f"{flag} {text} must be integers separated by commas, for example 512,2048")
     if positive and 0 in numbers:
         raise ConfigError(f"{flag} {text} contains 0; every length must be at least 1")
     return numbers

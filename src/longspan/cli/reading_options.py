@@ -7,14 +7,14 @@ import typer
 Segment = Annotated[
     int | None, typer.Option("--segment", help="Tokens per segment, or the length of the sliding window.")
 ]
-Memory = Annotated[int | None, typer.Option("--memory", help="Earlier positions a layer may attend to.")]
+Memory = Annotated[int | None, typer.Option("--memory", help="Number of earlier positions that a layer can attend to.")]
 Clamp = Annotated[int | None, typer.Option("--clamp", help="Distances beyond this share one position key; 0 is off.")]
 Discount = Annotated[
     float | None,
     typer.Option("--discount", help="Lower attention scores at distances d > clamp by this times log(d / clamp)."),
 ]
 Pointer = Annotated[
-    int | None, typer.Option("--pointer", help="Earlier positions the pointer may copy from; 0 is off.")
+    int | None, typer.Option("--pointer", help="Number of earlier positions that the pointer can copy from; 0 is off.")
 ]
 SameLength = Annotated[
     bool | None,

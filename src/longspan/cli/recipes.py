@@ -8,7 +8,10 @@ _SHORT = {"bits per byte": "bpb", "bits per character": "bpc", "perplexity": "pp
 
 
 def recipes(json: Json = False) -> None:
-    """List every recipe with its published result and ours. --json also has what ours uses, its time and device."""
+    """List every recipe with its published result and ours.
+
+    --json adds the extra methods, the training time and the device of our result.
+    """
     from longspan.experiments.recipe_table import recipe_rows
 
     rows = recipe_rows()
@@ -19,7 +22,7 @@ def recipes(json: Json = False) -> None:
     widths = [max(len(line[n]) for line in lines) for n in range(len(lines[0]))]
     for line in lines:
         print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
-    print("\n* uses more than the published result, such as a pointer or a temperature (--json says what)")
+    print("\n* uses more than the published result, such as a pointer or a temperature (see --json)")
     print("bpb: bits per byte, bpc: bits per character, ppl: perplexity")
 
 

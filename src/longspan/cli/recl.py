@@ -22,7 +22,8 @@ def recl(
     models: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="MODEL", help="The group: model folders or folders of training runs. Default: the bundled model."
+            metavar="MODEL",
+            help="Models to compare: model folders or folders of training runs. Default: the bundled model.",
         ),
     ] = None,
     data: OptionalData = None,
@@ -30,11 +31,15 @@ def recl(
     encoding: Encoding = None,
     split: Split = None,
     contexts: Annotated[
-        str | None, typer.Option("--contexts", help=f"FIRST:LAST:STEP in tokens, LAST included. Default: {CONTEXTS}.")
+        str | None,
+        typer.Option(
+            "--contexts",
+            help=f"Context lengths in tokens: FIRST:LAST:STEP (LAST included) or a list. Default: {CONTEXTS}.",
+        ),
     ] = None,
-    r: Annotated[str, typer.Option("--r", help="Shares of hardest targets, each above 0 and at most 1.")] = (
-        "0.1,0.5,1.0"
-    ),
+    r: Annotated[
+        str, typer.Option("--r", help="Fractions of the hardest targets to measure, each above 0 and at most 1.")
+    ] = ("0.1,0.5,1.0"),
     targets: Annotated[
         int | None,
         typer.Option(
@@ -42,28 +47,33 @@ def recl(
         ),
     ] = None,
     threshold: Annotated[
-        float, typer.Option("--threshold", help="Smallest relative gain in perplexity that counts.")
+        float, typer.Option("--threshold", help="Smallest relative gain in perplexity that counts as a gain.")
     ] = 0.01,
     losses: Annotated[
         list[Path],
         typer.Option(
             "--losses",
-            help="Use the losses in this .npz: names, contexts, losses[model, context, target]. Repeat it for models "
-            "that were measured apart, on the same targets.",
+            help="Read losses from this .npz instead: names, contexts, losses[model, context, target]. Repeat it for "
+            "models that were measured separately on the same targets.",
         ),
     ] = [],  # noqa: B006 (typer copies it)
     out: Annotated[
-        Path | None, typer.Option("--out", help="Write figures 3 and 4 and the losses to this folder.")
+        Path | None, typer.Option("--out", help="Write figures 3 and 4 of the paper and the losses to this folder.")
     ] = None,
     pairs: Annotated[
-        bool, typer.Option("--pairs", help="Also print how the RECL of each two models differs, with intervals.")
+        bool,
+        typer.Option("--pairs", help="Also print the difference in RECL of each pair of models, with its interval."),
     ] = False,
     json: Json = False,
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Relative effective context length (RECL) of a group of models, and the effective context length (ECL) of each."""
+    """Measure how much context models use.
+
+    Prints the relative effective context length (RECL) of a group of models and the effective context length (ECL) of
+    each.
+    """
     from longspan.bundled import model_path
     from longspan.experiments.contexts import measure_folders
     from longspan.experiments.figures.drawing import require_matplotlib
@@ -79,7 +89,7 @@ def recl(
         where = machine(device, dtype, threads)
         lengths = parse_contexts(CONTEXTS if contexts is None else contexts)
         if data is None:
-            raise ConfigError("--data is missing; give a file, a folder or a corpus of `longspan data list`")
+            raise ConfigError("--data is missing; use a file, a folder or a corpus from `longspan data list`")
         with progress("measuring", quiet=json) as bar:
             table = measure_folders(
                 models or [model_path()],
@@ -97,13 +107,13 @@ def recl(
     else:
         if models or any(given is not None for given in (data, field, encoding, split, targets)):
             raise ConfigError(
-                "--losses already has models and targets; leave out MODEL, --data and its options, and --targets"
+                "--losses replaces the models and the text; leave out MODEL, --targets, and --data with its options"
             )
         table = join_tables([load_table(path) for path in losses])
         if contexts is not None:
             table = table.at(parse_contexts(contexts))
     if table.below_zero:
-        note(f"{table.below_zero} of the {table.losses.size} losses are negative; a loss is -log P, not log P")
+        note(f"{table.below_zero} of the {table.losses.size} losses are negative; losses must be -log P, not log P")
     found = {name: recl_of(table, share, threshold) for name, share in shares.items()}
     effective = ecl(table, threshold)
     apart = {name: recl_differences(table, share, threshold) for name, share in shares.items()}
@@ -131,12 +141,17 @@ def parse_contexts(text: str) -> tuple[int, ...]:
         numbers = []
     if ":" in text:
         if len(numbers) != 3 or min(numbers) < 1 or numbers[1] > 10**9:
-            raise ConfigError(f"--contexts {text!r} is not FIRST:LAST:STEP; {CONTEXTS} is 100, 200, ..., 1000")
+            raise ConfigError(
+                f"--contexts {text!r} is not FIRST:LAST:STEP; for example, {CONTEXTS} means 100, 200, ..., 1000"
+            )
         if (numbers[1] - numbers[0]) // numbers[2] > 10_000:
-            raise ConfigError(f"--contexts {text!r} has more than 10,000 lengths; use a longer step")
+            raise ConfigError(f"--contexts {text!r} has more than 10,000 lengths; use a larger step")
         numbers = list(range(numbers[0], numbers[1] + 1, numbers[2]))
     elif not numbers:
-        raise ConfigError(f"--contexts {text!r} is neither FIRST:LAST:STEP nor numbers separated by commas")
+        raise ConfigError(
+            f"--contexts {text!r} is neither FIRST:LAST:STEP nor integers separated by commas, for example "
+            f"{CONTEXTS} or 100,200,400"
+        )
     check_contexts(numbers)
     return tuple(numbers)
 
@@ -148,7 +163,7 @@ def parse_shares(text: str) -> dict[str, float]:
     try:
         shares = {part.strip(): float(part) for part in text.split(",")}
     except ValueError:
-        raise ConfigError(f"--r {text!r} must be numbers separated by commas, such as 0.1,0.5,1.0") from None
+        raise ConfigError(f"--r {text!r} must be numbers separated by commas, for example 0.1,0.5,1.0") from None
     for name, share in shares.items():
         try:
             check_share(share)

@@ -16,7 +16,10 @@ def report(
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Write curves, scores, context, attention and sample text of some runs to one HTML file that needs no network."""
+    """Write an HTML report about training runs.
+
+    It shows learning curves, scores, context, attention and sample text in one file that can be viewed offline.
+    """
     from longspan.experiments.figures.drawing import require_matplotlib
     from longspan.experiments.report.report import check_report_path, read_runs, write_report
 

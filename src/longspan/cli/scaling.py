@@ -19,15 +19,19 @@ def scaling(
         typer.Argument(metavar="RUN", help="Folders of training runs, folders that contain them, or a points.csv."),
     ],
     by: Annotated[
-        str, typer.Option("--by", metavar="KEY", help="Runs with different values of this key are fitted separately.")
+        str, typer.Option("--by", metavar="KEY", help="Fit runs with different values of this key separately.")
     ] = "training.memory",
     resamples: Annotated[int, typer.Option("--resamples", help="Number of bootstrap resamples.")] = 1000,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Write scaling.json, points.csv and a figure there.")
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Write scaling.json, points.csv and a figure to this folder."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Fit L(N, D) = E + A / N^alpha + B / D^beta to finished runs, with intervals, and predict the largest model."""
+    """Fit the scaling law L(N, D) = E + A / N^alpha + B / D^beta to finished runs.
+
+    Prints the parameters with intervals, and predicts the loss of the largest model from the others.
+    """
     from longspan.experiments.run_facts import facts_of_runs
     from longspan.experiments.scaling.points import read_points, write_csv
     from longspan.experiments.scaling.study import COUNTS, differences, studies
@@ -41,7 +45,7 @@ def scaling(
         make_folder(out)
     points, notes = read_points(runs, by)
     if not points:
-        raise ConfigError(f"no run is finished; {notes[0]}")
+        raise ConfigError(f"none of the runs is finished: {notes[0]}")
     found = {count: studies(points, count, resamples=resamples) for count in COUNTS}
     apart = {count: differences(each) for count, each in found.items()}
     result: dict[str, Any] = {

@@ -19,7 +19,12 @@ from longspan.errors import ConfigError
 def score(
     files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Text files; - is standard input.")],
     model: Annotated[
-        Path | None, typer.Option("--model", metavar="MODEL", help="A model folder or a run. Default: bundled.")
+        Path | None,
+        typer.Option(
+            "--model",
+            metavar="MODEL",
+            help="A model folder or the folder of a training run. Default: the bundled model.",
+        ),
     ] = None,
     per: Annotated[
         str, typer.Option("--per", autocompletion=unit_values, help="One row per token, word, line or document.")
@@ -29,11 +34,13 @@ def score(
         typer.Option(
             "--format",
             autocompletion=table_values,
-            help="csv, jsonl or parquet. Default: the suffix of --out, else csv.",
+            help="csv, jsonl or parquet. Default: given by the suffix of --out, or csv.",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Default: standard output.")] = None,
-    batch: Annotated[int, typer.Option("--batch", help="Files that are read in parallel.")] = 8,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="The file to write. Default: standard output.")
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", help="Number of files to read in parallel.")] = 8,
     segment: Segment = None,
     memory: Memory = None,
     clamp: Clamp = None,
@@ -45,7 +52,10 @@ def score(
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Write the surprisal of files in bits, with offsets in bytes and characters. Each file starts without context."""
+    """Write the surprisal of text files in bits, per token, word, line or document.
+
+    Rows have offsets in bytes and characters. Each file starts without context.
+    """
     from longspan.config import convert
     from longspan.scoring.surprisal import Per
     from longspan.scoring.surprisal_files import check_files, format_of, read_files, surprisals, table_writer
@@ -54,7 +64,10 @@ def score(
     unit = convert(Per, per, "--per")
     kind = format_of(out, format)
     if kind == "parquet" and out is None and sys.stdout.isatty():
-        raise ConfigError("--format parquet is binary; name a file with --out, or redirect standard output")
+        raise ConfigError(
+            "--format parquet is binary and cannot be printed to a terminal; use --out FILE, or redirect "
+            "standard output"
+        )
     paths = [Path(data_path("-")) if str(file) == "-" else file for file in files]
     names = dict(zip(map(str, paths), map(str, files), strict=True))
     size = check_files(paths)
@@ -84,9 +97,9 @@ def _opened(out: Path | None, inputs: Sequence[Path]) -> Iterator[IO[bytes]]:
         sys.stdout.buffer.flush()
         return
     if out.is_dir() or (out.exists() and not out.is_file()):
-        raise ConfigError(f"--out {out} is not a regular file; give the name of a file")
+        raise ConfigError(f"--out {out} is not a regular file; use another path")
     if out.resolve() in [path.resolve() for path in inputs]:
-        raise ConfigError(f"--out {out} is one of the files to score; give another name")
+        raise ConfigError(f"--out {out} is one of the files to score; use another path")
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.parent}; create it first")
     with new_file(out) as file:

@@ -16,38 +16,47 @@ if TYPE_CHECKING:
 def serve(
     models: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="MODEL", help="Model folders or runs. Default: the bundled model."),
+        typer.Argument(metavar="MODEL", help="Model folders or folders of training runs. Default: the bundled model."),
     ] = None,
     port: Annotated[int, typer.Option("--port", help="Port; 0 chooses a free one.")] = 8000,
     host: Annotated[
-        str, typer.Option("--host", help="Address. Any other than 127.0.0.1 needs an API key.")
+        str, typer.Option("--host", help="Address to listen on. Any address except 127.0.0.1 needs an API key.")
     ] = "127.0.0.1",
     allow_host: Annotated[
-        list[str], typer.Option("--allow-host", metavar="NAME", help="Another host name that clients may use.")
+        list[str],
+        typer.Option("--allow-host", metavar="NAME", help="Another host name that clients may use; can be repeated."),
     ] = [],  # noqa: B006 (typer copies it)
     api_key_file: Annotated[
         Path | None,
-        typer.Option("--api-key-file", help="A file with the API key. Default: the variable LONGSPAN_API_KEY."),
+        typer.Option(
+            "--api-key-file", help="A file with the API key. Default: the environment variable LONGSPAN_API_KEY."
+        ),
     ] = None,
     sessions: Annotated[
         Path | None,
-        typer.Option("--sessions", metavar="FOLDER", help="Folder of saved and idle sessions. Default: in the cache."),
+        typer.Option(
+            "--sessions", metavar="FOLDER", help="Folder for saved and idle sessions. Default: a folder in the cache."
+        ),
     ] = None,
-    rows: Annotated[int, typer.Option("--rows", help="Streams that are decoded at the same time.")] = 32,
+    rows: Annotated[int, typer.Option("--rows", help="Maximum number of streams to decode at the same time.")] = 32,
     width: Annotated[
         int | None,
-        typer.Option("--width", help="Rows per batch; the rounding depends on it. Default: 16, on a GPU 32."),
+        typer.Option(
+            "--width", help="Rows per batch; floating-point rounding depends on it. Default: 16 on a CPU, 32 on a GPU."
+        ),
     ] = None,
-    queue: Annotated[int, typer.Option("--queue", help="Streams that may wait for a row.")] = 64,
-    max_sessions: Annotated[int, typer.Option("--max-sessions", help="Sessions in memory and on disk together.")] = 256,
+    queue: Annotated[int, typer.Option("--queue", help="Maximum number of streams that wait for a free row.")] = 64,
+    max_sessions: Annotated[
+        int, typer.Option("--max-sessions", help="Maximum number of sessions, in memory and on disk.")
+    ] = 256,
     grace: Annotated[
-        float, typer.Option("--grace", help="Seconds for running requests to finish after SIGTERM.")
+        float, typer.Option("--grace", help="Seconds that running requests have to finish after SIGTERM.")
     ] = 10.0,
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Serve models with an OpenAI-compatible API, sessions and a page."""
+    """Serve models with an OpenAI-compatible API, sessions and a web page."""
     try:
         from longspan.serving.run import serve as run
     except ImportError as error:
@@ -74,10 +83,10 @@ def serve(
 
     def announce(address: str) -> None:
         note_bundled(models[0] if models else None)
-        note(f"serving {', '.join(texts)} at {address} (Ctrl-C stops)")
+        note(f"serving {', '.join(texts)} at {address} (press Ctrl-C to stop)")
 
     def stopping(streams: int) -> None:
-        note(f"stopping: {counted(streams, 'stream')} may run for {grace:g} s more; Ctrl-C again stops now")
+        note(f"stopping: {counted(streams, 'stream')} may run for another {grace:g} s; press Ctrl-C again to stop now")
 
     run(texts, settings, announce, stopping)
 
@@ -105,4 +114,4 @@ def _api_key(path: Path | None) -> str | None:
     except OSError as error:
         raise ConfigError(f"--api-key-file {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"--api-key-file {path} is not ASCII; write a key of at least 16 characters") from None
+        raise ConfigError(f"--api-key-file {path} is not ASCII; use a key of at least 16 ASCII characters") from None

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-WHAT = "A file, a folder, - (standard input), or a corpus of `longspan data list`."
+WHAT = "A file, a folder, - (standard input), or a corpus from `longspan data list`."
 Data = Annotated[str, typer.Option("--data", metavar="NAME|PATH", help=WHAT)]
 OptionalData = Annotated[str | None, typer.Option("--data", metavar="NAME|PATH", help=WHAT)]
 DataArgument = Annotated[str, typer.Argument(metavar="DATA", help=WHAT)]
@@ -13,19 +13,19 @@ Field = Annotated[
     typer.Option(
         "--field",
         metavar="NAME",
-        help="Key of the text in JSON lines (a.b: b in the object a), column in tables. Default: text.",
+        help="Key with the text in JSON lines (a.b if nested), or column with the text in tables. Default: text.",
     ),
 ]
 Encoding = Annotated[
-    str | None, typer.Option("--encoding", metavar="NAME", help="Encoding of the files. Default: UTF-8.")
+    str | None, typer.Option("--encoding", metavar="NAME", help="Text encoding of the files. Default: UTF-8.")
 ]
 Split = Annotated[str | None, typer.Option("--split", help="train, valid or test. Default: the complete text.")]
 Sentences = Annotated[
     bool | None,
     typer.Option(
         "--sentences/--no-sentences",
-        help="Empty the memory before every sentence of a corpus such as lm1b, or read one stream. Default: as in the "
-        "run, if it was trained on this text.",
+        help="Reset the memory before every sentence of a corpus such as lm1b, or read all sentences as one stream. "
+        "Default: as in training, if the model was trained on this text.",
     ),
 ]
 

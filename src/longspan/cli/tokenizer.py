@@ -22,20 +22,27 @@ def _root() -> None:
 def train(
     *,
     data: Data,
-    vocabulary: Annotated[int, typer.Option("--vocabulary", metavar="N", help="Number of tokens.")],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder for tokenizer.json.")],
+    vocabulary: Annotated[int, typer.Option("--vocabulary", metavar="N", help="Size of the vocabulary.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder to write tokenizer.json to.")],
     kind: Annotated[str, typer.Option("--kind", help="bpe, unigram or wordpiece.")] = "bpe",
     byte_fallback: Annotated[
-        bool, typer.Option("--byte-fallback", help="Tokens of characters, with bytes for rare ones; else of bytes.")
+        bool,
+        typer.Option(
+            "--byte-fallback", help="Build tokens from characters, and encode rare ones as bytes. Default: from bytes."
+        ),
     ] = False,
     special: Annotated[
-        list[str], typer.Option("--special", metavar="TOKEN", help="A token that is never divided.")
+        list[str],
+        typer.Option("--special", metavar="TOKEN", help="A special token, which is never split; can be repeated."),
     ] = [],  # noqa: B006 (typer copies it)
     document_end: Annotated[
-        str | None, typer.Option("--document-end", metavar="TOKEN", help="A special token after every document.")
+        str | None, typer.Option("--document-end", metavar="TOKEN", help="A special token to add after every document.")
     ] = None,
     sample: Annotated[
-        int, typer.Option("--sample", metavar="BYTES", help="Text to train on, evenly spaced; 0 is all of it.")
+        int,
+        typer.Option(
+            "--sample", metavar="BYTES", help="Size of the evenly spaced sample to train on; 0 uses the complete split."
+        ),
     ] = 200_000_000,
     field: Field = None,
     encoding: Encoding = None,
@@ -45,9 +52,9 @@ def train(
     from longspan.tokenizers.train_subwords import train_subwords
 
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
-        raise ConfigError(f"--out {out} exists and is not an empty folder; use another one")
+        raise ConfigError(f"--out {out} exists and is not an empty folder; use another folder")
     if sample < 0:
-        raise ConfigError(f"--sample {sample} is negative; 0 is the complete training split")
+        raise ConfigError(f"--sample {sample} is negative; use 0 for the complete training split")
     text = sample_text(data_path(data), sample or None, field=field, encoding=encoding)
     with progress("training the tokenizer"):
         found = train_subwords(

@@ -29,7 +29,7 @@ def train(
             "--recipe",
             metavar="NAME|FILE",
             autocompletion=recipe_values,
-            help="A recipe file or name, for example tiny.",
+            help="The name of a recipe, for example tiny, or a recipe file.",
         ),
     ] = None,
     data: OptionalData = None,
@@ -52,23 +52,30 @@ def train(
     seed: Annotated[int | None, typer.Option("--seed", help="Random seed of weights and dropout.")] = None,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print the resolved recipe and exit.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Measure a few steps and print the cost; write nothing.")
+        bool, typer.Option("--dry-run", help="Measure a few steps, print the estimated cost and exit. Writes nothing.")
     ] = False,
     budgets: Annotated[
         str,
         typer.Option(
-            "--budgets", metavar="N,N,...", help="A run for each number of steps, as short decays of one long run."
+            "--budgets",
+            metavar="N,N,...",
+            help="Train a model for each number of steps: one long run, with a short decay for each.",
         ),
     ] = "",
-    decay: Annotated[float, typer.Option("--decay", help="With --budgets: last share of a budget.")] = 0.2,
+    decay: Annotated[
+        float,
+        typer.Option("--decay", help="With --budgets: fraction of each budget in which the learning rate decays."),
+    ] = 0.2,
     track: Annotated[
         str, typer.Option("--track", metavar="NAMES", help="Send metrics to wandb, mlflow or both (wandb,mlflow).")
     ] = "",
     device: DeviceName = "auto",
-    dtype: Annotated[str, typer.Option("--dtype", help="Sets training.precision (auto, float32, ...).")] = "auto",
+    dtype: Annotated[
+        str, typer.Option("--dtype", help="Set training.precision: auto, float32, bfloat16 or float64.")
+    ] = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Train a model on a text."""
+    """Train a model on a text, or resume a run."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of choices that we made
 
@@ -91,10 +98,10 @@ def train(
         _print_cost(chosen, where.device)
         return
     if out is None:
-        raise ConfigError("--out is missing; name a folder for the run")
+        raise ConfigError("--out is missing; add --out DIR, the folder for the run")
     if budgets:
         if resume not in (None, "auto") or track:
-            raise ConfigError("--budgets cannot be combined with --resume PATH or --track; it resumes by itself")
+            raise ConfigError("--budgets cannot be combined with --resume PATH or --track; it resumes automatically")
         _train_budgets(chosen, out, parse_numbers("--budgets", budgets, positive=True), decay, where.device)
         return
     names = [name for name in track.split(",") if name]

@@ -28,30 +28,42 @@ if TYPE_CHECKING:
 
 Source = Annotated[
     Path | None,
-    typer.Option("--from", metavar="FOLDER", help="Install a known task from the packed files in this folder."),
+    typer.Option("--from", metavar="FOLDER", help="Install a task from its archives in this folder."),
 ]
 LIKELIHOOD = "Comma-separated: blimp, lambada, copa, wikitext2."
-Texts = Annotated[list[str], typer.Option("--text", "-t", metavar="TEXT", help="A text; repeat it for several.")]
+Texts = Annotated[list[str], typer.Option("--text", "-t", metavar="TEXT", help="A text; can be repeated.")]
 Rows = Annotated[
-    Path | None, typer.Option("--data", metavar="FILE", help="Rows as .jsonl or .csv; - reads standard input.")
+    Path | None,
+    typer.Option(
+        "--data", metavar="FILE", help="A .jsonl or .csv file with one example per row; - reads standard input."
+    ),
 ]
 
 
 def finetune(
     *,
     model: ModelOrBundled = None,
-    task: Annotated[str, typer.Option("--task", metavar="NAME|FOLDER", help="A known task, or a folder with train.")],
+    task: Annotated[
+        str,
+        typer.Option(
+            "--task",
+            metavar="NAME|FOLDER",
+            help="A task from `longspan data list`, or a folder with train.jsonl or train.csv.",
+        ),
+    ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder of the run.")],
     source: Source = None,
     recipe: Annotated[
         str, typer.Option("--recipe", metavar="NAME|FILE", help="A recipe: finetune, finetune-ulmfit or a file.")
     ] = "finetune",
     epochs: Annotated[
-        float | None, typer.Option("--epochs", help="Passes over the training examples. Default: 3.")
+        float | None, typer.Option("--epochs", help="Number of passes over the training examples. Default: 3.")
     ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", help="Runs with seeds 1, 2, ...; reports mean and deviation.")] = 1,
+    seeds: Annotated[
+        int, typer.Option("--seeds", help="Train with seeds 1 to this number; reports mean and standard deviation.")
+    ] = 1,
     from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="Start from random weights: a control for the result.")
+        bool, typer.Option("--from-scratch", help="Start from random weights, as a baseline without pre-training.")
     ] = False,
     set_: Set = [],  # noqa: B006 (typer copies it)
     resume: Annotated[
@@ -104,7 +116,12 @@ def predict(
     text: Texts = [],  # noqa: B006
     data: Rows = None,
     others: Annotated[
-        list[Path], typer.Option("--with", metavar="MODEL", help="Another model of the task; uses the mean of all.")
+        list[Path],
+        typer.Option(
+            "--with",
+            metavar="MODEL",
+            help="Another model of the same task, for an ensemble (mean of all); can be repeated.",
+        ),
     ] = [],  # noqa: B006
     device: DeviceName = "auto",
     threads: Threads = 0,
@@ -130,13 +147,13 @@ def embed(
         typer.Option("--layer", help="0 (embedding) to the number of layers, last, concat-last-four, mix, ..."),
     ] = "last",
     pooling: Annotated[
-        str, typer.Option("--pooling", help="mean, last, concat, or none: a vector per token.")
+        str, typer.Option("--pooling", help="mean, last or concat; none keeps one vector per token.")
     ] = "mean",
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Write features of texts: hidden states of any layer."""
+    """Write feature vectors of texts, taken from the hidden states of any layer."""
     from longspan.text_model import load
     from longspan.transfer.embed import check_suffix, embed, save_features
     from longspan.transfer.tasks import Task
@@ -157,18 +174,28 @@ def evaluate_tasks(
     tasks: Annotated[str, typer.Option("--tasks", metavar="NAMES", help=LIKELIHOOD)] = "blimp,lambada,copa",
     source: Source = None,
     limit: Annotated[int | None, typer.Option("--limit", help="Use this many evenly spaced rows of each task.")] = None,
-    memory: Annotated[int | None, typer.Option("--memory", help="Earlier positions to attend to.")] = None,
-    pointer: Annotated[int | None, typer.Option("--pointer", help="Earlier positions to copy from.")] = None,
+    memory: Annotated[
+        int | None, typer.Option("--memory", help="Number of earlier positions that a layer can attend to.")
+    ] = None,
+    pointer: Annotated[
+        int | None, typer.Option("--pointer", help="Number of earlier positions that the pointer can copy from.")
+    ] = None,
     stride: Annotated[
         int | None,
-        typer.Option("--stride", help="Tokens of wikitext2 to score per window, without memory. Default: half of it."),
+        typer.Option(
+            "--stride",
+            help="For models without memory: tokens of wikitext2 to score per window. Default: half of the window.",
+        ),
     ] = None,
     json: Json = False,
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Score a language model on BLiMP, LAMBADA, COPA and WikiText-2 by likelihood, without training."""
+    """Score a model on BLiMP, LAMBADA, COPA and WikiText-2 without training.
+
+    Scores are computed from the likelihoods that the model assigns to the texts.
+    """
     from longspan.text_model import load
     from longspan.transfer.likelihood import evaluate_tasks
 
@@ -193,10 +220,10 @@ def _examples(task: "Task", texts: list[str], data: Path | None) -> "list[Exampl
     from longspan.transfer.tasks.opened import rows_of, rows_of_input
 
     if bool(texts) == (data is not None):
-        raise ConfigError("give texts with --text, or a file with --data, and not both")
+        raise ConfigError("pass texts with --text or a file with --data, but not both")
     if data is None:
         if len(task.texts) > 1:
-            raise ConfigError(f"a task of kind {task.kind!r} has several texts per row; give them with --data FILE")
+            raise ConfigError(f"a task of kind {task.kind!r} has several texts per row; pass them with --data FILE")
         rows: Any = [{task.texts[0]: text} for text in texts]
     else:
         rows = rows_of(data) if str(data) != "-" else rows_of_input()
@@ -204,5 +231,5 @@ def _examples(task: "Task", texts: list[str], data: Path | None) -> "list[Exampl
     unlabelled = ({key: row[key] for key in row if key != task.label} for row in rows)
     found = [task.example(row, f"{name}, row {k}", labelled=False) for k, row in enumerate(unlabelled, start=1)]
     if not found:
-        raise DataError(f"{name} has no rows; give at least one")
+        raise DataError(f"{name} has no rows; add at least one")
     return found

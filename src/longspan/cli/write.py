@@ -15,34 +15,41 @@ if TYPE_CHECKING:
     from longspan.draft import Draft
 
 HELP = """\
-text            add it, then continue
-(empty line)    continue
-/add TEXT       add it without continuing
+text            add this text and let the model continue
+(empty line)    let the model continue
+/add TEXT       add this text without continuing
 /undo           remove the last addition or continuation
-/fork [NAME]    a new branch with the same text
+/fork [NAME]    create a branch with the same text and switch to it
 /branches       list the branches
-/switch NAME    go to another branch
+/switch NAME    switch to another branch
 /set KEY VALUE  change a setting, for example /set memory 256 or /set temperature 0.7
 /settings       show the settings
-/show           show the whole text
-/save FILE      this branch as text, or all branches and settings if FILE ends in .json
-/load FILE      the same back
-/quit           or Ctrl-D. Ctrl-C stops a continuation. Alt-Enter starts a new line of the text."""
+/show           show the complete text
+/save FILE      save this branch as text, or all branches and settings if FILE ends in .json
+/load FILE      load a text, or a .json file that /save wrote
+/quit           quit; so does Ctrl-D. Ctrl-C stops a continuation, Alt-Enter inserts a line break."""
 
 
 def write(
     model: ModelOrBundled = None,
-    load: Annotated[Path | None, typer.Option("--load", metavar="FILE", help="Start with a saved draft.")] = None,
+    load: Annotated[
+        Path | None, typer.Option("--load", metavar="FILE", help="Start with a saved draft or a text file.")
+    ] = None,
     length: Annotated[int, typer.Option("-n", "--tokens", help="Tokens per continuation.")] = 120,
     memory: Annotated[int | None, typer.Option("--memory", help="Memory length. Default: the model's.")] = None,
     temp: Annotated[float, typer.Option("--temp", help="Temperature; 0 is greedy.")] = 0.8,
-    top_p: Annotated[float, typer.Option("--top-p", help="Sample from the tokens that sum to p.")] = 0.95,
+    top_p: Annotated[
+        float, typer.Option("--top-p", help="Sample from the most likely tokens whose probabilities sum to p.")
+    ] = 0.95,
     seed: Annotated[int, typer.Option("--seed", help="Random seed.")] = 0,
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Write a text together with a model: continue, undo, fork, save and load, in the terminal."""
+    """Write a text together with a model in the terminal.
+
+    The model continues what you write; you can undo, fork, save and load.
+    """
     read_line = _line_reader()
     from longspan.decoding.sampling import Sampling
     from longspan.draft import Draft, DraftSettings
@@ -140,13 +147,15 @@ class Dialogue:
             return
         name, _, rest = line.partition(" ")
         if name not in self.commands:
-            raise UnknownNameError("command", name, [*self.commands, "/quit"], otherwise="/add adds any text")
+            raise UnknownNameError(
+                "command", name, [*self.commands, "/quit"], otherwise="use /add to add a text that starts with /"
+            )
         try:
             words = [rest] if name == "/add" else shlex.split(rest)
             self.commands[name](*words)
         except (TypeError, ValueError):
             usage = next((text for text in HELP.splitlines() if text.startswith(f"{name} ")), name)
-            raise ConfigError(f"{line.strip()!r} is not complete; write: {usage}") from None
+            raise ConfigError(f"{line.strip()!r} is incomplete; write: {usage}") from None
 
     def continue_text(self) -> None:
         for piece in self.draft.write():

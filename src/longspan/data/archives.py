@@ -136,7 +136,8 @@ def unpack(
         if isinstance(error, OSError) and error.errno in FULL:
             raise  # the archive is not to blame
         raise DataError(
-            f"{shown} cannot be unpacked: {error or type(error).__name__}; it is damaged or incomplete, get it again"
+            f"{shown} cannot be unpacked: {error or type(error).__name__}; the file is damaged or incomplete, "
+            "so copy or download it again"
         ) from None
     return extractor.files
 
@@ -151,7 +152,7 @@ class _Extractor:
 
     def error(self, name: str, problem: str) -> DataError:
         fix = "if you trust it, unpack it yourself and use the folder"
-        return DataError(f"{self.archive} is not unpacked: its member {name[:80]!r} {problem}; {fix}")
+        return DataError(f"{self.archive} was not unpacked: its member {name[:80]!r} {problem}; {fix}")
 
     def target(self, name: str) -> Path:
         """The path a member is written to. Names that point outside the folder, or to no file, are errors."""

@@ -155,7 +155,7 @@ class BatchStreams:
         """Continue from the position of a `state_dict`. A position in another text, or a changed one, is an error."""
         if state.get("version") != _VERSION:
             found = str(state.get("version"))[:40]
-            raise DataError(f"this data position has format {found}; this longspan reads format {_VERSION}")
+            raise DataError(f"this data position has format {found}; this version of longspan reads format {_VERSION}")
         if state.get("fingerprint") != self.fingerprint or state.get("tokens") != len(self.ids):
             raise DataError(
                 f"{self.name} is not the text this run was trained on (fingerprint {self.fingerprint[:12] or 'none'}, "

@@ -114,9 +114,13 @@ def _row_text(row: bytes, chunk: Chunk, at: int) -> bytes:
         text = values[field] if field in values else _nested(values, field.split("."))
         if text is _MISSING:
             known = ", ".join(repr(key)[:40] for key in list(values)[:8])
-            raise DataError(f"has no field {field!r} but {known or 'none'}; name the field of the text with --field")
+            raise DataError(
+                f"has no field {field!r}; its fields are {known or 'none'}; select the one with the text with --field"
+            )
         if text is not None and not isinstance(text, str):
-            raise DataError(f"has {str(text)[:40]!r} in the field {field!r}, which is not a text; use another --field")
+            raise DataError(
+                f"has {str(text)[:40]!r} in the field {field!r}, which is not a string; use another --field"
+            )
         return (text or "").encode()
     except UnicodeDecodeError as error:
         before = b"".join(read_blocks(Path(chunk.path), max(0, at - _CACHED), at))

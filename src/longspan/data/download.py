@@ -51,7 +51,9 @@ def download(
     """
     retry = retry or Retry()
     if urlsplit(url).scheme not in ("http", "https"):
-        raise DataError(f"{url} is not an http or https URL; for a file use longspan data get --from FILE")
+        raise DataError(
+            f"{url} is not an http or https URL; to install a local file, use longspan data get --from FILE"
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     part = _PartialFile(target)
     failures = 0
@@ -64,8 +66,8 @@ def download(
         except urllib.error.HTTPError as error:
             if error.code < 500 and error.code not in (408, 429):
                 raise DataError(
-                    f"{url} cannot be fetched: the server answered {error.code} {error.reason}; "
-                    "for a file use longspan data get --from FILE"
+                    f"{url} cannot be downloaded: the server answered {error.code} {error.reason}; if you have the "
+                    "file, use longspan data get --from FILE"
                 ) from None
             reason = f"the server answered {error.code} {error.reason}"
         except _CONNECTION_ERRORS as error:
@@ -78,7 +80,7 @@ def download(
             break
         time.sleep(min(retry.pause * 2**failures, 30.0) if attempt else 0.0)
     raise DataError(
-        f"{url} cannot be fetched: {reason}; {part.size:,} bytes are kept, run the same command again to resume"
+        f"{url} cannot be downloaded: {reason}; {part.size:,} bytes are kept, so run the same command again to resume"
     )
 
 
@@ -154,7 +156,8 @@ def _check_limit(url: str, part: _PartialFile, size: int, limit: int | None) -> 
     if limit is not None and size > limit:
         part.remove()
         raise DataError(
-            f"{url} has at least {size:,} bytes, more than the limit of {limit:,}; nothing is kept, check the URL"
+            f"{url} has at least {size:,} bytes, more than the limit of {limit:,}; the download was deleted, "
+            "so check the URL"
         )
 
 
@@ -176,10 +179,10 @@ def _is_size(text: str) -> bool:
 
 def _finish(part: _PartialFile, url: str, sha256_hex: str | None) -> Path:
     if not part.path.exists():
-        raise DataError(f"{url} is empty; for a file use longspan data get --from FILE")
+        raise DataError(f"{url} is empty; if you have the file, use longspan data get --from FILE")
     if sha256_hex is not None and (found := sha256(part.path)) != sha256_hex:
         part.remove()
-        raise DataError(f"{url} has SHA-256 {found}, not {sha256_hex}; nothing is kept, try again")
+        raise DataError(f"{url} has SHA-256 {found}, not {sha256_hex}; the download was deleted, so try again")
     sync(part.path)
     part.path.replace(part.target)
     part.remove()

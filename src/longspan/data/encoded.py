@@ -105,8 +105,8 @@ class Encoded:
         boundary = self.tokenizer.boundary_id if isinstance(self.tokenizer, WordTokenizer) else None
         if boundary is None:
             raise DataError(
-                f"{self.name} is encoded as {self.tokenizer.kind} without a mark between sentences, such as the <S> of "
-                "the tokenizer lm1b-authors; leave out --sentences (data.sentences in a recipe)"
+                f"{self.name} is encoded as {self.tokenizer.kind} without a token between sentences, such as the "
+                "<S> of the tokenizer lm1b-authors; leave out --sentences (data.sentences in a recipe)"
             )
         starts = np.flatnonzero(self.ids[:-1] == boundary).astype(np.int64)
         fingerprint = hashlib.sha256(f"{self.fingerprint} by sentence".encode("ascii")).hexdigest()
@@ -267,8 +267,8 @@ def _warn_about_unknown(text: Encoded) -> None:
     if share > 0.5:
         part = f"the {text.split} split of {text.name}" if text.split else text.name
         warnings.warn(
-            f"{share:.0%} of the tokens of {part} are not in the vocabulary of the tokenizer, so scores mean little; "
-            "use a tokenizer that was made from such text, or one of bytes",
+            f"{share:.0%} of the tokens of {part} are not in the vocabulary of the tokenizer, so scores are "
+            "not meaningful; use a tokenizer trained on similar text, or the tokenizer 'bytes'",
             DataWarning,
             stacklevel=3,
         )

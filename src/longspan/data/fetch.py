@@ -29,9 +29,9 @@ def get(
     """
     corpus, root = find_corpus(name), cache_folder(cache)
     if corpus.built_in:
-        raise DataError(f"{name} is built in, so there is nothing to fetch; use it as it is")
+        raise DataError(f"{name} is built in, so there is nothing to download; use it by its name")
     if corpus.parts:
-        raise DataError(f"{name} is made of other corpora; get {' and '.join(corpus.parts)} instead")
+        raise DataError(f"{name} consists of other corpora; get {' and '.join(corpus.parts)} instead")
     target = corpus.folder(root)
     if target.is_dir():
         if source is not None:
@@ -42,7 +42,9 @@ def get(
             )
         return target
     if source is None and corpus.url is None:
-        raise DataError(f"{name} has no public URL; get its file and install it: longspan data get {name} --from FILE")
+        raise DataError(
+            f"{name} has no public URL; download its file yourself and install it: longspan data get {name} --from FILE"
+        )
     address = str(source if source is not None else corpus.url)
     if not address.startswith(("http://", "https://")):
         _install(corpus, Path(address), target)

@@ -56,7 +56,7 @@ class TextFormat:
         if self.encoding is not None:
             find_encoding(self.encoding)
         if self.field == "":
-            raise DataError("the name of the field is empty; name the key or column of the text")
+            raise DataError("the name of the field is empty; use the key or column that has the text")
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _copy_standard_input(folder: Path) -> Path:
         file.flush()
         found = Path(file.name)
         if not found.stat().st_size:
-            raise DataError("standard input is empty; write a text to it")
+            raise DataError("standard input is empty; pipe a text to it")
         with found.open("rb") as written:
             head = written.read(8)
         suffix = next((suffix for mark, suffix in _MARKS.items() if head.startswith(mark)), ".txt")
@@ -117,13 +117,13 @@ def find_source(
             raise UnknownNameError("held-out split", split, HELD_OUT)
     if isinstance(name_or_path, str) and name in CORPORA:
         for split in held_out:
-            raise DataError(f"{name} has its own {split} split; remove data.{split}")
+            raise DataError(f"{name} already has a {split} split; leave out data.{split}")
         for option, value in dataclasses.asdict(form).items():
             if value is not None:
-                raise DataError(f"{name} is a known corpus and has no {option} {value!r}; leave out --{option}")
+                raise DataError(f"{name} is a known corpus, so {option}={value!r} has no effect; leave out --{option}")
         return _known_source(CORPORA[name], cache)
     if not name:
-        raise DataError("the name of the data is empty; give a corpus, a file or a folder")
+        raise DataError("the name of the data is empty; use a corpus, a file or a folder")
     path = Path(name_or_path)
     if not path.exists() and os.sep not in name and not path.suffix:
         raise UnknownNameError("corpus, file or folder", name, CORPORA)
@@ -134,8 +134,8 @@ def find_source(
         documents = [dataclasses.replace(d, name=d.name.replace(path.name, name, 1)) for d in documents]
     if form.field is not None and any(d.size for d in documents) and not any(d.field for d in documents):
         raise DataError(
-            f"{name} has no JSON lines and no table, so the field {form.field!r} is not used; leave it out for plain "
-            "text, or write one JSON object per line"
+            f"{name} contains neither JSON lines nor tables, so the field {form.field!r} has no effect; leave "
+            "it out for plain text, or write one JSON object per line"
         )
     documents = _replace_held_out(documents, held_out, cache, form)
     kept = tuple(document for document in documents if document.size or document.split)
@@ -225,7 +225,9 @@ def _replace_held_out(
         chosen = {document.path: document for document in _find_documents(path, cache, form)}
         for document in found:
             if document.path in chosen and document.split in HELD_OUT:
-                raise DataError(f"{document.name} is already {document.split} text; give data.{split} another file")
+                raise DataError(
+                    f"{document.name} is already in the {document.split} split; use another file for data.{split}"
+                )
         root = path if path.is_dir() else path.parent
         found = [document for document in found if document.path not in chosen]
         found += [dataclasses.replace(d, name=str(root / d.name), split=split) for d in chosen.values()]
@@ -274,7 +276,7 @@ def _unpacked(
     if archive_kind(path) is None:
         return [(inner, path)]
     if depth > _MAX_NESTED:
-        raise DataError(f"{shown}{inner} is an archive in {depth} others; unpack them yourself and use the folder")
+        raise DataError(f"{shown}{inner} is nested in {depth} other archives; unpack them yourself and use the folder")
     left = default_limit(path) if left is None else max(left, 0)
     target = cache / "unpacked" / f"{digests([path], cache)[0][:32]}-{path.name[:100]}"
     folder = _cached_folder(target, cache, partial(unpack, path, limit=left, shown=shown + inner))

@@ -92,8 +92,8 @@ class ByTail:
         document = documents[0]
         if document.size <= self.valid + self.test:
             raise DataError(
-                f"{document.path} has {document.size:,} bytes, too few to hold out {self.valid + self.test:,}; "
-                "use the complete file"
+                f"{document.path} has {document.size:,} bytes, too few to hold out {self.valid + self.test:,}; use "
+                "the complete file"
             )
         first, second = document.size - self.valid - self.test, document.size - self.test
         pieces = _divide(document, first, second, split, unit)
@@ -196,14 +196,14 @@ def split_pieces(
     if split is not None and split not in SPLITS:
         raise UnknownNameError("split", split, SPLITS)
     if not documents:
-        raise DataError(f"{name} is empty; a text needs at least one byte")
+        raise DataError(f"{name} is empty; use a text with at least one byte")
     pieces = [full_piece(d) for d in documents] if split is None else rule.pieces(documents, split, unit)
     if split is None and not any(piece.size for piece in pieces):
-        raise DataError(f"{name} is empty; a text needs at least one byte")
+        raise DataError(f"{name} is empty; use a text with at least one byte")
     if not any(piece.size for piece in pieces):
-        fix = "add text, or use it without a split"
+        fix = "add text, or leave out the split"
         if any(document.split for document in documents):
-            fix = f"name a file {split}.txt or a folder {split} in it, or set data.{split}"
+            fix = f"add a file {split}.txt or a folder {split} to it, or set data.{split}"
             fix = "all of it is held out, so add text to train on" if split == "train" else fix
         files = [document.name for document in documents if document.split == split]
         fix = f"{files[0]} has no text, so add some or remove it" if files else fix

@@ -78,19 +78,20 @@ def _find_column(schema: Any, column: str, shown: str) -> tuple[list[str], str]:
             above = "".join(f"{one}." for one in keys[:place])
             known = ", ".join(above + name for name in list(fields)[:8])
             raise DataError(
-                f"{shown} has no column {column!r} but {known or 'none'}; name the column of the text with --field"
+                f"{shown} has no column {column!r}; its columns are {known or 'none'}; select the one with the "
+                "text with --field"
             )
         kind = fields[key]
         fields = {kind.field(k).name: kind.field(k).type for k in range(kind.num_fields)} if _is_struct(kind) else {}
     if fields:
         known = ", ".join(f"{column}.{name}" for name in list(fields)[:8])
         raise DataError(
-            f"the column {column!r} of {shown} has fields; name the one with the text with --field: {known}"
+            f"the column {column!r} of {shown} is a struct; select the field with the text with --field: {known}"
         )
     stored = str(getattr(kind, "value_type", kind)) if str(kind).startswith("dictionary<") else str(kind)
     if stored not in (*_STRINGS, *_BINARY):
         raise DataError(
-            f"the column {column!r} of {shown} has the type {str(kind)[:80]}, not string; use another --field"
+            f"the column {column!r} of {shown} has the type {str(kind)[:80]} instead of string; use another --field"
         )
     return keys, stored
 

@@ -17,11 +17,13 @@ def read_prompts(path: Path, field: str = "prompt") -> list[str]:
     except OSError as error:
         raise DataError(f"the prompts in {path} cannot be read: {error.strerror}") from None
     if len(data) > LARGEST:
-        raise DataError(f"the prompts in {path} have more than {LARGEST:,} bytes; give a shorter file")
+        raise DataError(f"the prompts in {path} have more than {LARGEST:,} bytes; use a smaller file")
     try:
         lines = data.decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
-        raise DataError(f"the prompts in {path} are not UTF-8 at byte {error.start}; convert the file") from None
+        raise DataError(
+            f"the prompts in {path} are not UTF-8 at byte {error.start}; convert the file to UTF-8"
+        ) from None
     prompts = []
     for number, line in enumerate(lines, start=1):
         if line.strip():

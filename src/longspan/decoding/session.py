@@ -74,7 +74,8 @@ class Session:
             raise StateError(f"the state has {counted(state.batch, 'row')}; a session needs exactly one")
         if not 0 <= pending < self.model.config.vocabulary:
             raise StateError(
-                f"the state ends with token {pending}; this model's tokens are 0 to {self.model.config.vocabulary - 1}"
+                f"the state ends with token {pending}, but this model's tokens are 0 to "
+                f"{self.model.config.vocabulary - 1}; use a state of this model"
             )
         self.decoder, self.pending = open_decoder(self.model, state.to(self.device), int8=self.int8), pending
 
@@ -108,8 +109,8 @@ class Session:
         tokens = torch.tensor([*before, *(int(i) for i in ids)], device=self.device)
         if int(tokens.max()) >= self.model.config.vocabulary:
             raise DataError(
-                f"the text has token {int(tokens.max())}; this model's tokens are "
-                f"0 to {self.model.config.vocabulary - 1}"
+                f"the text has token {int(tokens.max())}, but this model's tokens are 0 to "
+                f"{self.model.config.vocabulary - 1}; use the model's own tokenizer"
             )
         if len(tokens) > 1:
             self.decoder.prefill(tokens[None, :-1])
@@ -118,7 +119,7 @@ class Session:
     def write(self, count: int, sampling: Sampling) -> Iterator[int]:
         """Generate `count` tokens and yield each as soon as it is sampled."""
         if self.pending is None:
-            raise StateError("the session is empty; give it a prompt or a saved state first")
+            raise StateError("the session has read no text yet; start it with a prompt or a saved state")
         tokens = written_tokens(self.decoder, sampling, self.generator, self.known, self.pending)
         for written in range(count):
             if self._writing is not tokens:

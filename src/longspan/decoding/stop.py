@@ -10,7 +10,7 @@ class StopText:
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
         if isinstance(stops, str) or any(not isinstance(stop, str) or not stop for stop in stops):
-            raise ConfigError(f"stop={stops!r:.80} must be a list of strings that are not empty")
+            raise ConfigError(f"stop={stops!r:.80} must be a list of non-empty strings")
         self.stops, self.held, self.stopped = tuple(stops), "", False
 
     def push(self, text: str) -> str:

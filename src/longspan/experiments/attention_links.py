@@ -169,7 +169,10 @@ class AttentionLinks:
 
     def _check(self, token: int, layer: int | None, head: int | None) -> None:
         if not self.has_attention:
-            raise ConfigError(f"{type(self.model).__name__} has no attention with one key per token to show")
+            raise ConfigError(
+                f"{type(self.model).__name__} has no attention with one key per token, so it cannot be shown; use "
+                "another family, for example transformer-xl"
+            )
         if not 0 <= token < max(self.read_tokens, 1):
             raise DataError(f"token={token} must be between 0 and {self.read_tokens - 1}, the tokens read so far")
         for name, value, count in (("layer", layer, self.layers), ("head", head, self.heads)):

@@ -50,7 +50,7 @@ def read_budget_runs(folders: Sequence[Path]) -> list[BudgetRun]:
         runs = [(read_run(path), load_recipe(path / "recipe.toml"), path) for path in runs_in(folder)]
         finished = [one for one in runs if why_unfinished(one[0], one[1]) is None]
         if not finished:
-            raise DataError(f"{folder} has no finished run; train it with longspan train --budgets")
+            raise DataError(f"{folder} has no finished run; train one with longspan train --budgets")
         speed = float(np.median(np.concatenate([run.training["tokens_per_second"] for run, _, _ in runs])))
         found += sorted((_budget_run(folder.name, *one, speed) for one in finished), key=lambda run: run.steps)
     return found

@@ -63,5 +63,5 @@ def _names(paths: Sequence[Path]) -> list[str]:
     resolved = [path.resolve() for path in paths]
     for path, own in zip(paths, resolved, strict=True):
         if resolved.count(own) > 1:
-            raise ConfigError(f"the model {path} is given twice; give each model once")
+            raise ConfigError(f"the model {path} is given twice; list each model only once")
     return [str(path) for path in paths]

@@ -56,7 +56,7 @@ class MemoryComparison:
 
     def __init__(self, data: bytes, ways: Sequence[tuple[TextModel, Reading]]) -> None:
         if len(ways) < 2:
-            raise ConfigError(f"a comparison needs at least 2 ways to read, not {len(ways)}")
+            raise ConfigError(f"a comparison needs at least 2 models or memory lengths, not {len(ways)}")
         self.same_tokens = len({text.tokenizer.fingerprint for text, _ in ways}) == 1
         self.scores = [
             RunningScore(
@@ -87,7 +87,9 @@ class MemoryComparison:
     def helped_tokens(self, other: int, count: int) -> list[Gain]:
         """The tokens on which reading `other` saves most. Both need the same tokenizer."""
         if not self.same_tokens:
-            raise ConfigError("the models have different tokenizers; compare words")
+            raise ConfigError(
+                "the models have different tokenizers, so their tokens cannot be compared; compare words instead"
+            )
         first, second = self.scores[0], self.scores[other]
         best = np.argsort(-self.gains(other), kind="stable")[:count]
         return [

@@ -24,7 +24,7 @@ def run_side_by_side(
     SIGTERM, and waits until they have saved their work.
     """
     if at_once < 1:
-        raise ConfigError(f"{at_once} commands at once is too few; use at least 1")
+        raise ConfigError(f"at_once={at_once} must be at least 1")
     folder.mkdir(parents=True, exist_ok=True)
     waiting, codes = dict(commands), dict[str, int]()
     with _running() as running:

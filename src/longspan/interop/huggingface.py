@@ -164,14 +164,16 @@ def kind_of(source: Path) -> str | None:
     """The model type of a folder of `transformers`; None without a config. Types that longspan does not import are
     errors."""
     if not source.exists():
-        raise CheckpointError(f"there is no {source} to import; give a folder of transformers or a file of weights")
+        raise CheckpointError(
+            f"there is no {source} to import; use a folder saved by transformers, or a file of weights"
+        )
     if not (source / CONFIG).is_file():
         if source.is_dir() and not any(path.suffix in (".safetensors", ".bin") for path in source.iterdir()):
-            raise CheckpointError(f"{source} has no weights; give a folder that save_pretrained of transformers wrote")
+            raise CheckpointError(f"{source} has no weights; use a folder that save_pretrained of transformers wrote")
         return None  # the config of a Transformer-XL can be named separately
     found = read_json((source / CONFIG).read_bytes(), str(source / CONFIG)).get("model_type", TRANSFO_XL)
     if found not in (*KINDS, TRANSFO_XL):
-        raise UnknownNameError("model type that longspan imports", str(found), (*KINDS, TRANSFO_XL))
+        raise UnknownNameError("supported model type", str(found), (*KINDS, TRANSFO_XL))
     return str(found)
 
 
@@ -179,7 +181,7 @@ def make_model(values: Values, tensors: Mapping[str, Tensor], where: str, tokeni
     """The model of a config.json and its tensors. Missing tensors are an error; other heads than ours are ignored."""
     kind = str(values.get("model_type"))
     if kind not in KINDS:
-        raise UnknownNameError("model type that longspan imports", kind, KINDS)
+        raise UnknownNameError("supported model type", kind, KINDS)
     check_computed(kind, values, where)
     describe, convert = KINDS[kind]
     try:
@@ -213,7 +215,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name in sorted(set(places.values())):
         if Path(name).name != name or not (folder / name).is_file():
-            raise CheckpointError(f"{folder} has no {name!r:.80}, which its {INDEX} names; download it too")
+            raise CheckpointError(f"{folder} has no {name!r:.80}, which its {INDEX} lists; download this file too")
         tensors |= parse_weights((folder / name).read_bytes(), str(folder / name))
     return tensors
 

@@ -51,7 +51,7 @@ class LongspanLM(TemplateLM):  # type: ignore[misc]
             return tokenizer.document_end_id
         newline = tokenizer.encode("\n")
         if not len(newline):
-            raise DataError("this tokenizer has no newline for texts without context; use another model")
+            raise DataError("this tokenizer has no newline, which texts without context start with; use another model")
         return int(newline[0])
 
     @property
@@ -134,9 +134,11 @@ def local_task(name: str, path: Path) -> dict[str, Any]:
     """The task `name` for a local JSONL file: blimp, lambada or wikitext."""
     known = {file.stem: file for file in TEMPLATES.glob("*.yaml")}
     if name not in known:
-        raise UnknownNameError("task for local files", name, known, otherwise="or give --include with your own YAML")
+        raise UnknownNameError(
+            "task for local files", name, known, otherwise="or use --include with your own YAML tasks"
+        )
     if not path.is_file():
-        raise DataError(f"{name}={path} is not a file; give a JSONL file")
+        raise DataError(f"{name}={path} is not a file; use a JSONL file")
     task: dict[str, Any] = yaml.safe_load(known[name].read_text(encoding="utf-8"))
     return task | {"dataset_kwargs": {"data_files": {"test": str(path.resolve())}}}
 

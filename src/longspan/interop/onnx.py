@@ -185,7 +185,7 @@ class OnnxModel:
             raise ConfigError(f"this graph has a batch of {self.batch}; export one with batch=1 to generate")
         ids = self.tokenizer.encode_prompt(prompt).tolist()
         if not ids:
-            raise ConfigError("the prompt is empty; give at least one token")
+            raise ConfigError("the prompt is empty; pass at least one token")
         state = self.initial_state()
         for token in ids:
             logits, state = self.step([token], state)

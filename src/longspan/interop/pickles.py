@@ -40,7 +40,7 @@ STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model")
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
     """Every tensor of the state dict in `path`, by name. Tensors that share a storage in the file share one here."""
-    with _opened(path, "give a state dict as torch.save writes it") as (file, total):
+    with _opened(path, "use a state dict saved by torch.save") as (file, total):
         start = file.read(len(ZIP_START))
         file.seek(0)
         if start == ZIP_START:
@@ -52,7 +52,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
 
 def is_pickle(path: Path) -> bool:
     """Whether a file has the suffix or the first byte of a pickle; UTF-8 text cannot start with that byte."""
-    with _opened(path, "give another file") as (file, _):
+    with _opened(path, "use another file") as (file, _):
         return Path(path).suffix in (".pkl", ".pickle") or file.read(1) == PICKLE_START
 
 

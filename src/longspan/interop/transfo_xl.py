@@ -81,7 +81,9 @@ class SourceTensors:
         tensor = self.tensors[name]
         if tuple(tensor.shape) != shape or not tensor.is_floating_point():
             found = f"{tensor.dtype} {list(tensor.shape)}"
-            raise CheckpointError(f"{self.where} has {name!r} as {found}, its config needs floats of {list(shape)}")
+            raise CheckpointError(
+                f"{self.where} has {name!r} as {found}, but its config needs floats of shape {list(shape)}"
+            )
         self.used.add(name)
         return tensor.float()
 
@@ -107,18 +109,18 @@ class SourceTensors:
         held = sum(tensor.numel() for tensor in self.tensors.values())
         if needed > MAX_ALIASES * held:
             raise CheckpointError(
-                f"{self.where} has {held} parameters, its settings need {needed}; "
-                "the files are from different models; use a matching pair"
+                f"{self.where} has {held} parameters, but its settings need {needed}; the files are from different "
+                "models; use a matching pair"
             )
 
 
 def _read_weights(source: Path) -> tuple[Path, dict[str, Tensor]]:
     if not source.exists():
-        raise CheckpointError(f"there is no {source}; give a folder saved by transformers, or a file of weights")
+        raise CheckpointError(f"there is no {source}; use a folder saved by transformers, or a file of weights")
     names = ("model.safetensors", "pytorch_model.bin")
     where = next((source / name for name in names if (source / name).is_file()), None) if source.is_dir() else source
     if where is None:
-        raise CheckpointError(f"{source} has neither {names[0]} nor {names[1]}; give a folder saved by transformers")
+        raise CheckpointError(f"{source} has neither {names[0]} nor {names[1]}; use a folder saved by transformers")
     if where.suffix == ".safetensors":
         return where, parse_weights(_read_bytes(where), str(where))
     return where, read_state_dict(where)
@@ -126,7 +128,10 @@ def _read_weights(source: Path) -> tuple[Path, dict[str, Tensor]]:
 
 def _read_values(path: Path | None, source: Path) -> dict[str, Any]:
     if path is None:
-        raise CheckpointError(f"{source} is a file of weights without settings; give its config, a JSON file")
+        raise CheckpointError(
+            f"{source} is a file of weights without settings; pass its settings with --config FILE.json "
+            "(config= in Python)"
+        )
     values = read_json(_read_bytes(path), str(path))
     if values.get("model_type", "transfo-xl") != "transfo-xl":
         raise CheckpointError(f"{path} has model_type {values['model_type']!r:.40}; only 'transfo-xl' is supported")
@@ -205,7 +210,7 @@ def _clusters(values: Mapping[str, Any], found: SourceTensors) -> tuple[list[Any
     else:
         raise CheckpointError(f"the settings of {found.where} have 'adaptive' but no 'cutoffs'; add them as a list")
     if not isinstance(cutoffs, list):
-        raise CheckpointError(f"the settings of {found.where} have cutoffs={cutoffs!r:.40}; give a list")
+        raise CheckpointError(f"the settings of {found.where} have cutoffs={cutoffs!r:.40}; use a list")
     if isinstance(tied, list):
         tied = tied[1 : 1 + len(cutoffs)] == [True] * len(cutoffs) and not (tied and tied[0])
     return cutoffs, bool(cutoffs) and bool(tied)

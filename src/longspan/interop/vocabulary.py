@@ -12,7 +12,7 @@ from longspan.errors import CheckpointError, ConfigError, DataError
 from longspan.interop.pickles import is_pickle, read_values
 from longspan.tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer, WordTokenizer
 
-WANTED = "give the vocab.pkl of a TransfoXLTokenizer, or a VOCAB.txt with one word per line"
+WANTED = "use the vocab.pkl of a TransfoXLTokenizer, or a VOCAB.txt with one word per line"
 
 
 def read_vocabulary(path: Path, size: int | None = None) -> WordTokenizer:
@@ -33,8 +33,8 @@ def read_vocabulary(path: Path, size: int | None = None) -> WordTokenizer:
     unknown = values.get("unk_idx", tokenizer.unknown)
     if unknown != tokenizer.unknown:
         raise CheckpointError(
-            f"{path} has unk_idx={unknown!r:.40}, longspan would use {tokenizer.unknown} for unknown words; "
-            "keep only one of <unk> and <UNK> in the vocabulary"
+            f"{path} has unk_idx={unknown!r:.40}, but longspan would use {tokenizer.unknown} for unknown "
+            "words; keep only one of <unk> and <UNK> in the vocabulary"
         )
     return tokenizer
 
@@ -64,8 +64,10 @@ def tokenizer_for(tokens: str, vocabulary: int | None) -> Tokenizer:
         return CharacterTokenizer("".join(map(chr, range(vocabulary))))
     path = Path(tokens)
     if not path.is_file():
-        raise ConfigError(f"the tokenizer {tokens!r} is not a file; give bytes, characters, a VOCAB.txt or a vocab.pkl")
+        raise ConfigError(f"the tokenizer {tokens!r} is not a file; use bytes, characters, a VOCAB.txt or a vocab.pkl")
     words = read_vocabulary(path, vocabulary) if is_pickle(path) else WordTokenizer.from_vocabulary(path)
     if vocabulary is not None and words.size != vocabulary:
-        raise ConfigError(f"{path} has {words.size} words, the model has {vocabulary} tokens; they must be equal")
+        raise ConfigError(
+            f"{path} has {words.size} words, but the model has {vocabulary} tokens; the numbers must be equal"
+        )
     return words

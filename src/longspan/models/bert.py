@@ -54,7 +54,7 @@ class BERTConfig(BiasedConfig):
         for name in ("mask", "classify", "separator"):
             token = getattr(self, name)
             known = token is None or 0 <= token < self.vocabulary
-            require(known, f"model.{name}={token} must be a token, 0 to {self.vocabulary - 1}")
+            require(known, f"model.{name}={token} must be a token id between 0 and {self.vocabulary - 1}")
 
     @property
     def pairs(self) -> bool:

@@ -40,10 +40,14 @@ class ELMoConfig(RecurrentConfig):
         super().__post_init__()
         for name in ("characters", "character_width"):
             require(getattr(self, name) >= 1, f"model.{name}={getattr(self, name)} must be at least 1")
-        require(bool(self.filters), "model.filters is empty; give for example [[1, 32], [3, 64]]")
+        require(bool(self.filters), "model.filters is empty; use for example [[1, 32], [3, 64]]")
         for width, count in self.filters:
             fits = 1 <= width <= self.characters + 2 and count >= 1
-            require(fits, f"model.filters={[width, count]} must be a width up to {self.characters + 2} and a number")
+            require(
+                fits,
+                f"model.filters={[width, count]} must be [width, number of filters] with a width between 1 and "
+                f"{self.characters + 2} and at least 1 filter",
+            )
         require(self.inner is None, "model.inner has no effect on elmo, whose layers have one width; leave it out")
 
     @property

@@ -37,7 +37,8 @@ class EvolvedConfig(TransformerConfig):
         super().__post_init__()
         require(
             self.width % 2 == 0,
-            f"model.width={self.width} must be even, because one branch of convolutions has half of it",
+            f"model.width={self.width} must be even, because one convolution branch has half the width; use an "
+            "even number",
         )
         require(
             self.head_size % 2 == 0,

@@ -50,7 +50,10 @@ def known_families() -> dict[str, str]:
     registered: dict[str, str] = {}
     for entry in entry_points(group=GROUP):
         if registered.get(entry.name, entry.value) != entry.value or entry.name in BUILT_IN:
-            warnings.warn(f"the family {entry.name!r} ({entry.value}) is ignored: its name is taken", stacklevel=2)
+            warnings.warn(
+                f"the family {entry.name!r} ({entry.value}) is ignored, because another family has this name",
+                stacklevel=2,
+            )
         else:
             registered[entry.name] = entry.value
     return registered | BUILT_IN
@@ -124,8 +127,8 @@ def create(name: str, made: Any, reading: Reading | None = None) -> LanguageMode
         available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if size > available:
             raise ConfigError(
-                f"a model of this shape needs {size / 2**30:,.0f} GiB and this machine has {available / 2**30:,.0f}; "
-                "make it smaller"
+                f"a model of this shape needs {size / 2**30:,.0f} GiB, but this machine has "
+                f"{available / 2**30:,.0f}; lower model.layers, model.width or model.vocabulary"
             )
     model = family(name)(made)
     if reading is not None:

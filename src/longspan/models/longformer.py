@@ -45,13 +45,13 @@ class LongformerConfig(TransformerConfig):
             lists = (given,) if isinstance(given, int) else given
             require(
                 len(lists) in (1, self.layers),
-                f"model.{name} has {len(lists)} entries for {self.layers} layers; give 1 or {self.layers}",
+                f"model.{name} has {len(lists)} entries for {self.layers} layers; use 1 or {self.layers}",
             )
             for entry in lists:
                 values = (entry,) if isinstance(entry, int) else entry
                 require(
                     len(values) in (1, most),
-                    f"model.{name} has {len(values)} numbers for {most} heads; give 1 or {most}",
+                    f"model.{name} has {len(values)} numbers for {most} heads; use 1 or {most}",
                 )
                 require(min(values) >= 1, f"model.{name}={min(values)} must be at least 1")
         require(self.global_tokens >= 0, f"model.global_tokens={self.global_tokens} must not be negative")

@@ -35,7 +35,8 @@ class RotaryConfig(MemoryConfig):
         super().__post_init__()
         require(
             self.head_size % 2 == 0,
-            f"model.head_width={self.head_size} is odd, and rotation needs pairs of units; use an even width per head",
+            f"model.head_width={self.head_size} is odd, but rotary positions need pairs of units; use an even "
+            "width per head",
         )
 
 

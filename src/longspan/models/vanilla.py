@@ -88,8 +88,8 @@ class Vanilla(WindowModel):
         super().check_reading(reading)
         if self.config.targets > reading.segment:
             raise ConfigError(
-                f"model.targets={self.config.targets} is more than a segment of {reading.segment} tokens; "
-                "use fewer targets or longer segments"
+                f"model.targets={self.config.targets} is larger than the segment of {reading.segment} tokens; use "
+                "fewer targets or longer segments"
             )
         if self.config.position == "learned":
             check_positions(self.config.max_distance + 1, reading.segment)

@@ -57,7 +57,7 @@ class XLNetConfig(ModelConfig):
         check_heads(self)
         require(self.predict_every >= 1, f"model.predict_every={self.predict_every} must be at least 1")
         known = self.separator is None or 0 <= self.separator < self.vocabulary
-        require(known, f"model.separator={self.separator} must be a token, 0 to {self.vocabulary - 1}")
+        require(known, f"model.separator={self.separator} must be a token id between 0 and {self.vocabulary - 1}")
 
     @property
     def head_size(self) -> int:

@@ -115,7 +115,9 @@ class MemoryTransformer(LanguageModel):
                 f"memory={reading.memory} is shorter than model.convolution={self.taps}; use 0, or at least {self.taps}"
             )
         if reading.pointer and self.pointer is None:
-            raise ConfigError(f"pointer={reading.pointer} needs a model with a pointer (model.pointer_width above 0)")
+            raise ConfigError(
+                f"pointer={reading.pointer} needs a model with a pointer (model.pointer_width above 0); use pointer=0"
+            )
 
     def reach(self, reading: Reading | None = None) -> int:
         """One hop per layer: to the oldest position that the layer sees, plus the taps of its convolution."""
@@ -173,8 +175,8 @@ class MemoryTransformer(LanguageModel):
         for cache in state.caches[: len(self.layers)] if self.taps else ():
             if (count := cache.inputs.shape[1]) not in (0, self.taps):
                 raise StateError(
-                    f"this state has the last {count} inputs of a convolution, and model.convolution={self.taps}; "
-                    f"use a state from a model with convolution={self.taps}"
+                    f"this state has the last {count} inputs of a convolution, but model.convolution={self.taps}; use "
+                    f"a state from a model with convolution={self.taps}"
                 )
 
     def embed(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T E"]:

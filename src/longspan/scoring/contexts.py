@@ -56,7 +56,8 @@ def choose_targets(tokens: int, longest: int, count: int | None = None, *, seed:
         raise ConfigError(f"targets={count} must be at least 1")
     if count > available:
         raise DataError(
-            f"targets={count} is more than the {available} tokens of this text that have {longest} before them"
+            f"targets={count} is more than the {available} tokens of this text that have a context of "
+            f"{longest}; use fewer targets, shorter contexts or a longer text"
         )
     # Drawn from the complete text, skipping those with too few tokens before them, so that a longer context or more
     # targets keep earlier targets. Even spacing could align with the structure of a text: lines of a table, records.

@@ -34,20 +34,20 @@ class _Format:
 def check_loss_file(path: Path, data: str) -> None:
     """Refuse a path that cannot be written, is part of the text, or is a file that does not hold losses."""
     if path.is_dir():
-        raise ConfigError(f"the loss file {path} is a folder; give the name of a file")
+        raise ConfigError(f"the loss file {path} is a folder; use the path of a file")
     if not path.parent.is_dir():
         raise ConfigError(f"the loss file {path}: there is no folder {path.parent}; create it first")
     if path.exists() and not path.is_file():
         # A rename would replace the device or pipe by a regular file.
-        raise ConfigError(f"the loss file {path} is a device or a pipe; give the name of a regular file")
+        raise ConfigError(f"the loss file {path} is a device or a pipe; use the path of a regular file")
     resolved = path.resolve()
     if path.exists() and data not in CORPORA and Path(data).resolve() in (resolved, *resolved.parents):
-        raise ConfigError(f"the loss file {path} is part of the text {data}; give the name of another file")
+        raise ConfigError(f"the loss file {path} is part of the text {data}; use another path")
     magic = _format(path).magic
     if path.exists():
         with path.open("rb") as file:
             if file.read(len(magic)) not in (b"", magic):
-                raise ConfigError(f"the loss file {path} exists and is not a loss file; give the name of a new file")
+                raise ConfigError(f"the loss file {path} exists and is not a loss file; use another path")
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def loss_file(path: Path | None, count: int) -> Iterator[Losses | None]:
 def _format(path: Path) -> _Format:
     found = _FORMATS.get(path.suffix.lower())
     if found is None:
-        raise ConfigError(f"the loss file {path} has no known suffix; it must end in {' or '.join(_FORMATS)}")
+        raise ConfigError(f"the loss file {path} has an unknown suffix; the name must end in {' or '.join(_FORMATS)}")
     return found
 
 

@@ -156,7 +156,8 @@ def check_text(model: LanguageModel, ids: Ids) -> int:
         largest = max(int(ids[i : i + 1_000_000].max()) for i in range(0, len(ids), 1_000_000))
         if largest >= vocabulary:
             raise DataError(
-                f"the text has token {largest}; this model's tokens are 0 to {vocabulary - 1}, so use its own tokenizer"
+                f"the text has token {largest}, but this model's tokens are 0 to {vocabulary - 1}; use the model's "
+                "own tokenizer"
             )
     return len(ids) - 1
 

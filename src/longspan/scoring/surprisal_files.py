@@ -35,7 +35,7 @@ def check_files(paths: Sequence[Path]) -> int:
     """The size of all files. Refuses missing files and folders before any of them is scored."""
     for path in paths:
         if path.is_dir():
-            raise DataError(f"{path} is a folder; name its files, for example {path}/*.txt")
+            raise DataError(f"{path} is a folder; list its files, for example {path}/*.txt")
         if not path.exists():
             raise DataError(f"there is no file {path}; check the name")
     return sum(path.stat().st_size for path in paths)
@@ -176,5 +176,5 @@ def format_of(path: Path | None, format: str | None) -> str:
         return "csv"
     found = path.suffix.lower().removeprefix(".")
     if found not in FORMATS:
-        raise ConfigError(f"{path} has no known suffix; it must end in .csv, .jsonl or .parquet, or give --format")
+        raise ConfigError(f"{path} has an unknown suffix; use .csv, .jsonl or .parquet, or add --format")
     return found

@@ -56,7 +56,7 @@ def submit(engine: Engine, works: list[Work], settings: Settings) -> None:
     except Closed as error:
         raise ApiError(
             503,
-            f"this server does not take requests now: {error}",
+            f"this server is not accepting requests now: {error}",
             type=SERVER,
             code="unavailable",
             retry_after=settings.retry_after,

@@ -56,7 +56,7 @@ async def detokenize(request: Request) -> dict[str, Any]:
     asked = await parse(request, DetokenizeRequest)
     served = server_of(request).models.find(asked.model)
     if not isinstance(asked.tokens, list):
-        raise ApiError(400, "tokens: give a list of token ids", param="tokens", code="invalid_value")
+        raise ApiError(400, "tokens: must be a list of token ids", param="tokens", code="invalid_value")
     ids = served.check_ids(asked.tokens, "tokens") if asked.tokens else []
     return {"prompt": served.text.tokenizer.decode(ids)}
 

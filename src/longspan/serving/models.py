@@ -57,7 +57,7 @@ class Served:
             return [self.check_ids(given)]
         raise ApiError(
             400,
-            "prompt: give a string, a list of strings, token ids, or a list of lists of token ids",
+            "prompt: must be a string, a list of strings, a list of token ids, or a list of lists of token ids",
             param="prompt",
             code="invalid_value",
         )
@@ -68,7 +68,12 @@ class Served:
             ids = self.text.tokenizer.encode_prompt(text.encode())
             return self.check_ids((ids if len(ids) else self.text.first_token()).tolist(), param)
         except UnicodeEncodeError:
-            raise ApiError(400, f"{param}: the text has a lone surrogate", param=param, code="invalid_value") from None
+            raise ApiError(
+                400,
+                f"{param}: the text has a lone surrogate, which UTF-8 cannot encode; remove it",
+                param=param,
+                code="invalid_value",
+            ) from None
         except DataError as error:
             raise ApiError(400, f"{param}: {error}", param=param, code="invalid_value") from None
 
@@ -83,7 +88,8 @@ class Served:
         if not ids or any(type(one) is not int or not 0 <= one < self.vocabulary for one in ids):
             raise ApiError(
                 400,
-                f"{param}: token ids must be integers between 0 and {self.vocabulary - 1}, at least one",
+                f"{param}: must be at least one token id, and all ids must be integers between 0 and "
+                f"{self.vocabulary - 1}",
                 param=param,
                 code="invalid_value",
             )

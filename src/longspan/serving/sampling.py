@@ -35,7 +35,7 @@ def stops(request: Sampled) -> list[str]:
     if len(found) > MOST_STOPS or any(not 0 < len(stop) <= LONGEST_STOP for stop in found):
         raise ApiError(
             400,
-            f"stop: at most {MOST_STOPS} strings of 1 to {LONGEST_STOP} characters",
+            f"stop: must be at most {MOST_STOPS} strings of 1 to {LONGEST_STOP} characters",
             param="stop",
             code="invalid_value",
         )

@@ -99,7 +99,7 @@ def _score(served: Served, ids: Any, asked: ScoreRequest, stop: threading.Event)
     losses = np.empty(len(ids) - 1, np.float32)
     for chunk in chunks:
         if stop.is_set():
-            raise DataError("the client left")
+            raise DataError("the client disconnected")
         losses[chunk.begin : chunk.begin + len(chunk.losses)] = chunk.losses
     if not np.isfinite(losses).all():
         raise DataError("the losses are not finite: the weights are damaged, or too large for this precision")

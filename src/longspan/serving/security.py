@@ -180,7 +180,7 @@ def _check_type(headers: list[tuple[bytes, bytes]], expected: str) -> None:
 
 
 def _too_large(limit: int) -> ApiError:
-    return ApiError(413, f"the body has more than {limit} bytes", code="body_too_large")
+    return ApiError(413, f"the body has more than {limit} bytes, the limit of this server", code="body_too_large")
 
 
 async def _read(receive: Receive, limit: int) -> bytes:

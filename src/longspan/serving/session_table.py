@@ -95,7 +95,7 @@ class Sessions:
         if session.busy:
             raise ApiError(
                 409,
-                f"the session {session.name} is busy with another request",
+                f"the session {session.name} is busy with another request; try again later",
                 type=CONFLICT,
                 code="session_busy",
             )
@@ -143,7 +143,7 @@ class Sessions:
         for served in self.models:
             if served.hash == wanted:
                 return served, decode(content, name, served.text, served.hash)
-        raise StateError(f"the state {name} is of model {wanted[:12]}, which this server does not have")
+        raise StateError(f"the state {name} belongs to model {wanted[:12]}, which this server does not have")
 
     def commit(self, session: Session, moment: Moment) -> None:
         session.moment, session.dirty = moment, True
@@ -167,7 +167,9 @@ class Sessions:
     async def restore(self, session: Session) -> None:
         """Return to the state that was saved last."""
         if not session.saved:
-            raise ApiError(409, f"the session {session.name} was never saved", type=CONFLICT, code="not_saved")
+            raise ApiError(
+                409, f"the session {session.name} was never saved; save it first", type=CONFLICT, code="not_saved"
+            )
         async with session.files:
             await self._read(session, ("saved",))
             assert self.store is not None

@@ -81,7 +81,7 @@ def decode(content: bytes, name: str, text: TextModel, model_hash: str) -> Momen
     dtypes = {"pending": torch.int64, "held": torch.uint8, "session": torch.uint8}
     found = {key: tensor.dtype for key, tensor in extra.items() if tensor.dim() == 1}
     if found != dtypes or len(extra) != len(dtypes) or len(extra["pending"]) != 1 or len(extra["held"]) > 3:
-        raise StateError(f"{name} is not a session of this server; use a file that it saved")
+        raise StateError(f"{name} is not a session of this server; use a file that this server saved")
     about = _about(bytes(extra["session"].tolist()), name)
     pending: int | None = int(extra["pending"])
     if pending == -1:
@@ -106,7 +106,7 @@ def _about(data: bytes, name: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         good = False
     if not good:
-        raise StateError(f"{name} is not a session of this server; use a file that it saved")
+        raise StateError(f"{name} is not a session of this server; use a file that this server saved")
     return about  # type: ignore[no-any-return]
 
 

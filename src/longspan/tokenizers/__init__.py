@@ -42,10 +42,14 @@ def tokenizer_from_dict(values: Any) -> Tokenizer:
     kind = values.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
         known = ", ".join(KINDS)
-        raise CheckpointError(f"the stored tokenizer has kind {str(kind)[:40]!r}; this longspan reads {known}")
+        raise CheckpointError(
+            f"the stored tokenizer has kind {str(kind)[:40]!r}; this version of longspan reads {known}"
+        )
     if values.get("format") != FORMAT or isinstance(values.get("format"), bool):
         found = str(values.get("format"))[:40]
-        raise CheckpointError(f"the stored tokenizer has format {found}; this longspan reads format {FORMAT}")
+        raise CheckpointError(
+            f"the stored tokenizer has format {found}; this version of longspan reads format {FORMAT}"
+        )
     return KINDS[kind].from_dict(values)
 
 
@@ -67,9 +71,9 @@ def read_tokenizer(path: Path) -> Tokenizer:
     try:
         values = json.loads(path.read_bytes())
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}; name a tokenizer.json or its folder") from None
+        raise DataError(f"{path} cannot be read: {error.strerror}; use a tokenizer.json or its folder") from None
     except (ValueError, RecursionError):
-        raise DataError(f"{path} is not JSON; it is damaged, or no tokenizer") from None
+        raise DataError(f"{path} is not JSON; it is damaged or not a tokenizer") from None
     if not isinstance(values, dict) or "kind" not in values:
         return SubwordTokenizer.from_file(path)
     try:

@@ -42,7 +42,7 @@ class CharacterTokenizer(Tokenizer):
         if times > 1:
             raise DataError(f"the character {_describe(symbol)} is listed {times} times; list each symbol once")
         if self.alphabet == "bytes" and max(both) > "\xff":
-            raise DataError(f"{_describe(max(both))} is not a byte; with alphabet='bytes' symbols go up to 255")
+            raise DataError(f"{_describe(max(both))} is not a byte; with alphabet='bytes', symbols must be at most 255")
 
     @classmethod
     def from_counts(
@@ -87,7 +87,8 @@ class CharacterTokenizer(Tokenizer):
                 at = int(np.argmax(unknown))
                 raise DataError(
                     f"{self.unit} {seen + at} of {name} is {_describe(chr(points[at]))}, which is not among the "
-                    f"{self.size} symbols of this tokenizer; build one from a text that has it, or use bytes"
+                    f"{self.size} symbols of this tokenizer; build one from a text that contains it, or use the "
+                    "tokenizer 'bytes'"
                 )
             seen += len(points)
             kept = ids[ids != _DROPPED] if self.dropped else ids

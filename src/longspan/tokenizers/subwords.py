@@ -147,8 +147,8 @@ class SubwordTokenizer(Tokenizer):
             raise DataError(f"{path} cannot be used: {error}") from None
         if end is not None and found.token_id(end) is None:
             warnings.warn(
-                f"{path.with_name('tokenizer_config.json')} names the eos_token {end[:40]!r}, which {path.name} lacks, "
-                "so documents end without a token; add it to the added_tokens, or correct the name",
+                f"{path.with_name('tokenizer_config.json')} has the eos_token {end[:40]!r}, which is not in "
+                f"{path.name}, so documents end without a token; add it to the added_tokens, or correct the name",
                 DataWarning,
                 stacklevel=2,
             )
@@ -237,7 +237,9 @@ def _from_json(definition: str) -> Any:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # a panic of Rust code
             raise
-        raise CheckpointError(f"the stored tokenizer is not one of `tokenizers`: {str(error)[:120]}") from None
+        raise CheckpointError(
+            f"the stored tokenizer cannot be loaded by the package `tokenizers`: {str(error)[:120]}"
+        ) from None
     return found
 
 

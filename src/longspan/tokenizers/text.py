@@ -98,7 +98,7 @@ def encoding_hint(data: bytes, at: int = 0) -> str:
     # A sample may end inside a character, and then it is in no encoding.
     samples = (near[: len(near) - cut] for cut in range(4))
     found = _marked_encoding(data) or next(filter(None, map(likely_encoding, samples)), None)
-    return f"it looks like {found}, so add --encoding {found}" if found else "give its encoding with --encoding"
+    return f"it looks like {found}, so add --encoding {found}" if found else "set its encoding with --encoding"
 
 
 def _marked_encoding(data: bytes) -> str | None:

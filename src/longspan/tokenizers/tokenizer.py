@@ -90,7 +90,10 @@ class Tokenizer(ABC):
         ids = self.encode(data)
         found = self._lossless_offsets(data, ids)
         if found is None:
-            raise DataError(f"the tokenizer ({self.kind}) is not lossless, so its tokens have no offsets in the text")
+            raise DataError(
+                f"the tokenizer ({self.kind}) is not lossless, so its tokens have no offsets in the text; use a "
+                "lossless one, such as bytes"
+            )
         return ids, found
 
     def _lossless_offsets(self, data: bytes, ids: Ids) -> Offsets | None:

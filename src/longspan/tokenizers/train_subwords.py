@@ -37,22 +37,25 @@ def train_subwords(
     written as bytes. `special` tokens are never divided. Documents of a corpus end in `document_end`.
     """
     if kind not in get_args(Kind):
-        raise UnknownNameError("kind of subwords", kind, get_args(Kind))
+        raise UnknownNameError("kind of subword tokenizer", kind, get_args(Kind))
     if byte_fallback and kind == "wordpiece":
-        raise ConfigError("wordpiece has no byte fallback; use bpe or unigram, or tokens of bytes")
+        raise ConfigError("wordpiece has no byte fallback; use bpe or unigram, or leave out the byte fallback")
     special = list(dict.fromkeys([*special, *([] if document_end is None else [document_end])]))
     least = BYTES + len(special) + (len(_ASCII) + 1 if byte_fallback else BYTES if kind == "wordpiece" else 0)
     if vocabulary < least:
         raise ConfigError(f"a vocabulary of {vocabulary} is too small for {kind}; use at least {least}")
     for token in special:
         if not token or token in byte_characters() or token in _BYTE_TOKENS or token == _UNKNOWN:
-            raise ConfigError(f"{token!r} cannot be a special token; use a longer name, for example <|end|>")
+            raise ConfigError(
+                f"{token!r} cannot be a special token, because the tokenizer uses this name itself; use a longer "
+                "name, for example <|end|>"
+            )
     train = _train_characters if byte_fallback else _train_bytes
     found = SubwordTokenizer(json.dumps(train(texts, vocabulary, kind, special)), document_end)
     if found.size < vocabulary:
         warnings.warn(
             f"the tokenizer has {found.size:,} tokens instead of {vocabulary:,}, because the text has too few "
-            "different words for more; use more text or a smaller vocabulary",
+            "different words; use more text or a smaller vocabulary",
             DataWarning,
             stacklevel=2,
         )
@@ -97,7 +100,10 @@ def _train_characters(texts: Iterable[str], vocabulary: int, kind: str, special:
     values: dict[str, Any] = json.loads(found.to_str())
     model, learned = values["model"], found.get_vocab()
     if clash := next((token for token in _BYTE_TOKENS if token in learned), None):
-        raise DataError(f"the text has {clash} as a frequent word, which stands for a byte; train tokens of bytes")
+        raise DataError(
+            f"the text has {clash} as a frequent word, but a byte fallback uses this name for a byte; leave "
+            "out the byte fallback"
+        )
     if kind == "unigram":
         lowest = min(score for _, score in model["vocab"])
         model["vocab"] += [[token, lowest - 100] for token in _BYTE_TOKENS]

@@ -43,7 +43,7 @@ class WordTokenizer(Tokenizer):
         seen: set[str] = set()
         for k, word in enumerate(self.words):
             if word.split() != [word]:
-                raise DataError(f"word {k} of the vocabulary is {word[:40]!r}; words contain no whitespace")
+                raise DataError(f"word {k} of the vocabulary is {word[:40]!r}; words must not contain whitespace")
             if word in seen:
                 raise DataError(f"the vocabulary lists {word[:40]!r} twice; list each word once")
             seen.add(word)
@@ -159,8 +159,8 @@ class WordTokenizer(Tokenizer):
             return [ids[word] for word in words]
         except KeyError as error:
             raise DataError(
-                f"{name} has the word {error.args[0][:40]!r}, which is not among the {self.size} of the vocabulary; "
-                f"add it, or add {UNK}"
+                f"{name} has the word {error.args[0][:40]!r}, which is not among the {self.size} words of the "
+                f"vocabulary; add it, or add {UNK}"
             ) from None
 
     def decode_bytes(self, ids: ArrayLike) -> bytes:

@@ -56,13 +56,16 @@ def _with(recipe: Recipe, **values: Any) -> Recipe:
 def check_budgets(recipe: Recipe, budgets: Sequence[int], decay: float) -> list[int]:
     """The budgets in order. They must be possible with this recipe."""
     if not budgets or min(budgets) < 2:
-        raise ConfigError(f"budgets {list(budgets)} must be steps, each at least 2")
+        raise ConfigError(f"budgets {list(budgets)} must be numbers of steps, each at least 2")
     if not 0 < decay < 1:
-        raise ConfigError(f"decay {decay} must be between 0 and 1: the last share of a budget, for example {DECAY}")
+        raise ConfigError(
+            f"decay {decay} must be between 0 and 1; it is the fraction of a budget in which the learning rate "
+            f"decays, for example {DECAY}"
+        )
     if recipe.training.averaging != "none":
         raise ConfigError(
-            f"training.averaging={recipe.training.averaging!r} and budgets both replace the decay of a long run; "
-            "set training.averaging=none"
+            f"training.averaging={recipe.training.averaging!r} and budgets both replace a learning rate decay, "
+            "so they cannot be combined; set training.averaging=none"
         )
     if recipe.training.warmup > decay_start(min(budgets), decay):
         raise ConfigError(
@@ -81,7 +84,7 @@ class _OneTrainer:
     def prepare(self, recipe: Recipe, out: Path) -> run.Prepare:
         def prepare(start: Verified | None, place: torch.device, processes: Processes) -> run.Prepared:
             if processes.distributed:
-                raise ConfigError("budgets need one process, because the trainer is used again; start without torchrun")
+                raise ConfigError("budgets can only be trained by a single process; start longspan without torchrun")
             text = run.open_text(recipe, "train")
             observers = run.default_observers(recipe, out, text, processes)
             if self.trainer is None:
@@ -113,8 +116,8 @@ def train_budgets(
                 return [*outcomes, outcome]
             if outcome.step != start:
                 raise ConfigError(
-                    f"the trunk in {trunk} is at step {outcome.step}, after the decay of {steps} steps would start "
-                    f"({start}); use another folder for this budget"
+                    f"the trunk in {trunk} is already at step {outcome.step}, but the decay for {steps} steps starts "
+                    f"at step {start}; use another folder for this budget"
                 )
         made = branch_recipe(recipe, steps, decay)
         begin = "auto" if (folder / run.RECIPE).is_file() else str(trunk / f"checkpoint-{start}")

@@ -168,13 +168,17 @@ def find_origin(out: Path) -> Verified | None:
     try:
         path, digests = Path(origin["checkpoint"]), origin["sha256"]
     except (LookupError, TypeError):
-        raise CheckpointError(f"{branch}, and {ENVIRONMENT} does not name its start; use another folder") from None
+        raise CheckpointError(
+            f"{branch}, and {ENVIRONMENT} does not say which checkpoint it started from; use another folder"
+        ) from None
     try:
         found = store.read_folder(path, PARTS)
     except CheckpointError as error:
-        raise CheckpointError(f"{branch}, and its start is missing or damaged: {error}; {fix}") from None
+        raise CheckpointError(
+            f"{branch}, and the checkpoint it started from is missing or damaged: {error}; {fix}"
+        ) from None
     if _deciding(found) != digests:
-        raise CheckpointError(f"{branch}, and its start {path} has changed; {fix}")
+        raise CheckpointError(f"{branch}, and the checkpoint it started from, {path}, has changed; {fix}")
     return found
 
 

@@ -70,12 +70,13 @@ class Trainer:
             checkpoint_layers(model)
         if self.config.cuda_graph and not model.hints.graph_safe:
             raise ConfigError(
-                f"training.cuda_graph=true needs static steps, which {recipe.family} does not have; leave it out"
+                f"training.cuda_graph=true needs steps with static shapes, which {recipe.family} does not have; "
+                "leave it out"
             )
         if self.config.cuda_graph and processes.distributed:
             raise ConfigError(
-                "training.cuda_graph=true captures a step that exchanges nothing with other processes, and torchrun "
-                "started this one; add --set training.cuda_graph=false, or start longspan without torchrun"
+                "training.cuda_graph=true is not supported with torchrun; add --set training.cuda_graph=false, or "
+                "start longspan without torchrun"
             )
         self.optimizer, self.guard, self.autocast = self.work.optimizer, self.work.guard, self.work.autocast
         if processes.distributed and device.type == "cuda":

@@ -55,9 +55,8 @@ def _check_readings(trainer: Trainer) -> None:
         size = rows * state_bytes(model, reading)
         if size > available:
             raise ConfigError(
-                f"the memory of {counted(rows, 'row')} needs {size / 2**30:,.0f} GiB; "
-                f"this machine has {available / 2**30:,.0f}; "
-                "lower training.memory, training.pointer or training.batch"
+                f"the memory of {counted(rows, 'row')} needs {size / 2**30:,.0f} GiB, but this machine has "
+                f"{available / 2**30:,.0f}; lower training.memory, training.pointer or training.batch"
             )
 
 
@@ -72,7 +71,9 @@ def _check_segments(trainer: Trainer) -> None:
     except ConfigError as error:
         if not jitter:
             raise
-        raise ConfigError(f"training.segment_jitter={jitter} draws segments of up to {longest}: {error}") from None
+        raise ConfigError(
+            f"training.segment_jitter={jitter} draws segments of up to {longest} tokens: {error}"
+        ) from None
 
 
 def _check_step(trainer: Trainer) -> None:
@@ -85,8 +86,9 @@ def _check_step(trainer: Trainer) -> None:
     size, available = one + (rows - 1) * (two - one), _available_memory(trainer.device)
     if size > available:
         raise ConfigError(
-            f"the activations of a step need {size / 2**30:,.1f} GiB; this machine has {available / 2**30:,.1f}; "
-            "lower training.batch, raise training.accumulate, or set training.checkpoint_activations=true"
+            f"the activations of a step need {size / 2**30:,.1f} GiB, but this machine has "
+            f"{available / 2**30:,.1f}; lower training.batch, raise training.accumulate, or set "
+            "training.checkpoint_activations=true"
         )
 
 

@@ -196,7 +196,8 @@ def _located(error: ConfigError, path: Path, over: Mapping[str, Any]) -> ConfigE
     model = over.get("model")
     if isinstance(model, Mapping) and "family" in model:
         return ConfigError(
-            f"{path.name}, line {line}, does not fit model.family={model['family']}: {error}; use a recipe made for it"
+            f"{path.name}, line {line}, does not fit model.family={model['family']}: {error}; use a recipe for "
+            "this family"
         )
     return ConfigError(f"{path.name}, line {line}: {error}")
 
@@ -212,7 +213,7 @@ def build_recipe(values: Mapping[str, Any], name: str = "recipe") -> Recipe:
         if key not in ("model", *SECTIONS):
             raise UnknownNameError("table", key, ["model", *SECTIONS])
         if not isinstance(table, Mapping):
-            raise ConfigError(f"{key}={config.shown(table)} must be a table, not a single value")
+            raise ConfigError(f"{key}={config.shown(table)} must be a table, not a plain value")
     if not isinstance(name, str):
         raise ConfigError(f"name={config.shown(name)} must be a string")
     config.require_unicode(name, "name")

@@ -33,34 +33,36 @@ class DataConfig:
     """The text of a run."""
 
     corpus: str = "stdlib"
-    """A file, a folder or a known corpus."""
+    """A file, a folder or the name of a corpus."""
     valid: str | None = None
     """A file or folder to validate on. It is never trained on, even if it is inside the corpus. Default: the
-    split of the corpus."""
+    validation split of the corpus."""
     test: str | None = None
-    """A file or folder to test on. It is never trained on. Default: the split of the corpus."""
-    field: str | None = None
-    """The key of the text in JSON lines, and its column in tables. Default: text."""
-    encoding: str | None = None
-    """Encoding of the files. Default: UTF-8."""
-    tokenizer: str | None = None
-    """A name, or the path of a tokenizer.json, its folder or a file with one word per line. Default: that of the
+    """A file or folder to test on. It is never trained on. Default: the test split of the
     corpus."""
+    field: str | None = None
+    """The key with the text in JSON lines, or the column with the text in tables. Default: text."""
+    encoding: str | None = None
+    """Text encoding of the files. Default: UTF-8."""
+    tokenizer: str | None = None
+    """A name, or the path of a tokenizer.json, of its folder, or of a file with one word per line. Default: the
+    tokenizer of the corpus."""
     minimum: int | None = None
-    """Words that occur less often in the training text become <unk>. Default: that of the corpus, else 1."""
+    """Minimum count of a word: words that are rarer in the training text become <unk>. Default: the minimum of the
+    corpus, or 1."""
     documents: bool = True
-    """Memory is reset where a document starts."""
+    """Reset the memory at the start of every document."""
     reverse: bool = False
     """Read every document from its last token to its first: a backward language model."""
     sentences: bool = False
-    """Every sentence of a corpus such as lm1b is a document; else they are read as one stream."""
+    """Treat every sentence of a corpus such as lm1b as a document, instead of reading all as one stream."""
 
     def __post_init__(self) -> None:
         config.require_bounds(self, "data", LARGEST)
         require(self.minimum is None or self.minimum >= 1, f"data.minimum={self.minimum} must be at least 1")
         require(
             self.minimum is None or self.tokenizer == "words",
-            f"data.minimum={self.minimum} needs data.tokenizer='words'",
+            f"data.minimum={self.minimum} needs data.tokenizer='words'; set it, or leave out data.minimum",
         )
         for name, path in self.held_out.items():
             require(path != "", f"data.{name} is empty; use a file or a folder, or leave it out")
@@ -81,96 +83,99 @@ class TrainingConfig:
     """How a model is trained. The first limit in steps, tokens or seconds that is reached ends the run."""
 
     steps: int | None = None
-    """Weight updates. Default: no limit. A run needs a limit in steps, tokens or seconds, and ends at the first."""
+    """Maximum number of weight updates. A run needs at least one limit (steps, tokens or seconds) and ends at the first
+    that it reaches. Default: no limit."""
     tokens: int | None = None
-    """Tokens of training text. Default: no limit."""
+    """Maximum number of training tokens. Default: no limit."""
     seconds: float | None = None
-    """Seconds, validation and saving included. Default: no limit."""
+    """Maximum time in seconds, including validation and saving. Default: no limit."""
     batch: int | Steps = 16
-    """Rows of a step: texts that are read in parallel. [[0, 64], [1000, 128]] changes it at step 1000."""
+    """Batch size: number of text streams that are read in parallel. [[0, 64], [1000, 128]] uses 64 until step 1000,
+    then 128."""
     segment: int | Steps | None = None
-    """Tokens per row and step, or pairs as for batch. Default: that of the family."""
+    """Tokens per stream and step, or [step, value] pairs as for batch. Default: set by the family."""
     segment_jitter: float = 0.0
-    """Standard deviation of a random segment length; 0 is off."""
+    """Standard deviation of the segment length, which is then random; 0 is off."""
     memory: int | Steps | None = None
-    """Earlier positions a layer may attend to in training, or pairs as for batch. Default: that of the family."""
+    """Number of earlier positions that a layer can attend to in training, or [step, value] pairs as for batch. Default:
+    set by the family."""
     clamp: int | None = None
-    """Distances beyond this share one position key; 0 is off. Default: that of the family."""
+    """Distances beyond this share one position key; 0 is off. Default: set by the family."""
     same_length: bool | None = None
-    """Every query attends to exactly `memory` keys. Default: that of the family."""
+    """Every query attends to exactly `memory` keys. Default: set by the family."""
     pointer: int | None = None
-    """Earlier positions the pointer may copy from; 0 is off. Default: that of the family."""
+    """Number of earlier positions that the pointer can copy from; 0 is off. Default: set by the family."""
     accumulate: int = 1
-    """Parts that a batch is computed in, to save memory."""
+    """Gradient accumulation: number of parts into which a batch is split, to save memory."""
     optimizer: Literal["adamw", "muon", "sgd"] = "adamw"
-    """muon updates matrices with Muon and the rest with AdamW."""
+    """The optimizer; muon updates matrices with Muon and all other weights with AdamW."""
     lr: float = 2.5e-4
     """Learning rate of AdamW or SGD."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Of AdamW."""
+    """Betas of AdamW."""
     epsilon: float = 1e-8
-    """Of AdamW."""
+    """Epsilon of AdamW."""
     weight_decay: float = 0.0
     """Decoupled weight decay."""
     muon_lr: float = 0.02
     """Learning rate of Muon."""
     muon_momentum: float = 0.95
-    """Of Muon."""
+    """Momentum of Muon."""
     schedule: Literal["cosine", "inverse-sqrt", "linear", "constant", "slanted-triangular"] = "cosine"
-    """How learning rates fall after the warm-up."""
+    """Learning rate schedule after the warm-up."""
     warmup: int = 0
-    """Steps in which learning rates rise from 0."""
+    """Number of warm-up steps, in which learning rates rise linearly from 0."""
     lr_floor: float = 0.0
-    """The last learning rate, as a share of the first."""
+    """Final learning rate, as a fraction of the peak rate."""
     cooldown: float = 0.0
-    """Last share of the run in which learning rates fall linearly to the floor."""
+    """Fraction of the run, at its end, in which learning rates fall linearly to the floor."""
     layer_decay: float = 1.0
-    """Every layer has this many times the learning rate of the layer above it: discriminative rates."""
+    """Layer-wise learning rate decay: the rate of each layer is this times the rate of the layer above it."""
     embedding_rate: float = 1.0
-    """Learning rate of the embedding, and of a tied softmax, as a multiple of the others."""
+    """Learning rate of the embedding and of a tied softmax, as a multiple of the other rates."""
     unfreeze_every: int = 0
-    """Train the last layer only, and one more after every so many steps: gradual unfreezing. 0: all from the start."""
+    """Gradual unfreezing: train only the last layer at first, and unfreeze one more each time this many steps have
+    passed. 0 trains all layers from the start."""
     clip: float = 0.25
-    """Largest gradient norm; 0 is off."""
+    """Clip gradients to this norm; 0 is off."""
     spike: float = 10.0
-    """Skip updates whose gradient norm is this many standard deviations above its mean; 0 is off."""
+    """Skip updates whose gradient norm is this many standard deviations above its running mean; 0 is off."""
     locked_dropout: bool = False
-    """One dropout mask per row for all positions of a segment."""
+    """Variational dropout: use the same dropout mask at all positions of a segment."""
     weight_dropout: float = 0.0
-    """Dropout of the weight matrices."""
+    """Dropout rate of the weight matrices."""
     averaging: Literal["none", "ema", "asgd"] = "none"
-    """Of the weights: exponential (ema), or the mean of all from average_from on (asgd)."""
+    """Weight averaging: an exponential moving average (ema), or the plain mean since average_from (asgd)."""
     average_decay: float = 0.999
-    """Of ema."""
+    """Decay of the exponential moving average."""
     average_from: int | float = 0
-    """The step after which asgd starts, or as a number between 0 and 1 the share of the run."""
+    """Step after which averaging starts, or a fraction of the run (above 0 and below 1)."""
     average_patience: int = 0
-    """Validations without improvement after which asgd starts; 0 is off."""
+    """Number of validations without improvement after which asgd starts; 0 is off."""
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
-    """Of matrix products; auto is bfloat16 on CUDA, float32 on a CPU."""
+    """Precision of matrix products; auto is bfloat16 on CUDA and float32 on a CPU."""
     compile: bool | None = None
-    """Use torch.compile. Default: on CUDA."""
+    """Use torch.compile. Default: true on CUDA, false on a CPU."""
     cuda_graph: bool = False
-    """Capture the step in a CUDA graph."""
+    """Capture the training step in a CUDA graph."""
     checkpoint_activations: bool = False
-    """Compute layers again in the backward pass, to save memory."""
+    """Activation checkpointing: recompute layers in the backward pass, to save memory."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """With several processes: replicated weights (ddp) or sharded ones (fsdp)."""
+    """With several processes, replicate the weights (ddp) or shard them (fsdp)."""
     validate_every: int = 0
-    """Steps between validations; 0 is off."""
+    """Number of steps between validations; 0 is off."""
     validate_tokens: int | None = None
-    """Tokens of the validation split to score. Default: all."""
+    """Number of tokens of the validation split to score. Default: all."""
     save_every: int = 1000
-    """Steps between checkpoints."""
+    """Number of steps between checkpoints."""
     keep: int = 3
-    """Checkpoints that are kept."""
+    """Number of checkpoints to keep."""
     patience: int = 0
-    """Validations without improvement after which the run ends; 0 is off."""
+    """Early stopping: number of validations without improvement after which the run ends; 0 is off."""
     seed: int = 1111
-    """Of weights and dropout."""
+    """Random seed of weights and dropout."""
     init_from: str | None = None
-    """A model whose weights the run starts with. Its config and tokenizer are used too. Default: new
-    weights."""
+    """A model to take the initial weights from, with its config and tokenizer. Default: random weights."""
 
     def __post_init__(self) -> None:
         config.require_bounds(self, "training", LARGEST)
@@ -194,7 +199,7 @@ class TrainingConfig:
         require(all(0 <= b < 1 for b in self.betas), f"training.betas={list(self.betas)} must both be in [0, 1)")
         require(
             isinstance(self.average_from, int) or self.average_from < 1,
-            f"training.average_from={self.average_from} is neither a step (an integer) nor a share of the run below 1",
+            f"training.average_from={self.average_from} must be a step (an integer) or a fraction of the run below 1",
         )
         self._check_combinations()
         if self.average_patience:
@@ -224,19 +229,19 @@ class TrainingConfig:
         )
         require(
             not (self.compile and self.segment_jitter),
-            f"training.segment_jitter={self.segment_jitter} changes the length of steps, and training.compile=true "
-            "would compile each length; turn off one of them",
+            f"training.segment_jitter={self.segment_jitter} changes the segment length, and "
+            "training.compile=true would compile every length; turn off one of them",
         )
         for name in ("segment_jitter", "checkpoint_activations"):
             require(
                 not (self.cuda_graph and getattr(self, name)),
-                f"training.cuda_graph=true needs static steps, which training.{name}={getattr(self, name)} prevents; "
-                "turn off one of them",
+                "training.cuda_graph=true needs steps with static shapes, which "
+                f"training.{name}={getattr(self, name)} prevents; turn off one of them",
             )
         require(
             not (self.parallel == "fsdp" and self.weight_dropout),
-            f"training.parallel='fsdp' has no complete weights for training.weight_dropout={self.weight_dropout}; "
-            "use 'ddp'",
+            f"training.parallel='fsdp' shards the weights, so training.weight_dropout={self.weight_dropout} "
+            "cannot be applied; use 'ddp'",
         )
 
     def _check_trigger(self) -> None:
@@ -245,7 +250,8 @@ class TrainingConfig:
         require(self.validate_every > 0, f"{given} counts validations; set training.validate_every")
         require(
             self.average_from == 0,
-            f"{given} and training.average_from={self.average_from} both set the start of averaging; leave out one",
+            f"{given} and training.average_from={self.average_from} both set the start of averaging; use only "
+            "one of them",
         )
 
 
@@ -254,21 +260,21 @@ class EvaluationConfig:
     """How the trained model is read. Default of every key: its value at the end of training."""
 
     segment: int | None = None
-    """Tokens per segment. Default: that of training."""
+    """Tokens per segment. Default: as in training."""
     memory: int | None = None
-    """Earlier positions a layer may attend to. Default: that of training."""
+    """Number of earlier positions that a layer can attend to. Default: as in training."""
     clamp: int | None = None
-    """Distances beyond this share one position key. Default: that of training."""
+    """Distances beyond this share one position key; 0 is off. Default: as in training."""
     same_length: bool | None = None
-    """Every query attends to exactly `memory` keys. Default: that of training."""
+    """Every query attends to exactly `memory` keys. Default: as in training."""
     pointer: int | None = None
-    """Earlier positions the pointer may copy from. Default: that of training."""
+    """Number of earlier positions that the pointer can copy from; 0 is off. Default: as in training."""
     discount: float | None = None
-    """Lowers scores of distances beyond the clamp by this times log(distance / clamp). Default: 0."""
+    """Lower attention scores beyond the clamp by this times log(distance / clamp). Default: 0."""
     temperature: float | None = None
-    """Logits are divided by this before the softmax. Default: 1."""
+    """Divide logits by this before the softmax. Default: 1."""
     streams: int = 1
-    """Parts of the text that are read in parallel."""
+    """Number of parts into which the text is cut, to read them in parallel."""
 
     def __post_init__(self) -> None:
         config.require_bounds(self, "evaluation", LARGEST)

@@ -53,7 +53,9 @@ def find_start(out: Path, resume: str | None) -> Verified | None:
         return own or find_origin(out)
     path = Path(resume)
     if not path.is_dir():
-        raise CheckpointError(f"there is no {path} to resume; use a run, a checkpoint, or 'auto' for the run in {out}")
+        raise CheckpointError(
+            f"there is no {path} to resume from; use a run, a checkpoint, or 'auto' for the run in {out}"
+        )
     if (path / MANIFEST).is_file():
         found = store.read_folder(path)
         if not snapshot.is_resumable(found.files):

@@ -102,8 +102,10 @@ def resolve(
         recipe = next((place / RECIPE for place in places if (place / RECIPE).is_file()), None)
         if recipe is None:
             if out is not None and resume == "auto":
-                raise ConfigError(f"there is no run in {out} to resume; name a recipe to start one, for example tiny")
-            raise ConfigError("no recipe is given; name a file or a recipe, for example tiny")
+                raise ConfigError(
+                    f"there is no run in {out} to resume; to start one, choose a recipe, for example tiny"
+                )
+            raise ConfigError("no recipe is given; choose a recipe by name or file, for example tiny")
     if init_from is None:
         chosen = load_recipe(recipe, overrides)
     else:
@@ -143,8 +145,9 @@ def load_initial(model: LanguageModel, path: str, tokenizer: Tokenizer) -> None:
     initial = load_model(Path(path))
     if initial.tokenizer.fingerprint != tokenizer.fingerprint:
         raise ConfigError(
-            f"the text has the tokenizer {tokenizer.kind} with {tokenizer.size} tokens, and the model {path} another: "
-            f"{initial.tokenizer.kind} with {initial.tokenizer.size}; leave out data.tokenizer to use that of the model"
+            f"the tokenizer of the text ({tokenizer.kind}, {tokenizer.size} tokens) differs from that of the "
+            f"model {path} ({initial.tokenizer.kind}, {initial.tokenizer.size} tokens); leave out "
+            "data.tokenizer to use that of the model"
         )
     try:
         model.load_state_dict(initial.model.state_dict())
@@ -332,7 +335,7 @@ def default_observers(
         held_out = opened("valid")
         if len(held_out) < 2:
             raise DataError(
-                f"the valid split of {held_out.name} has {counted(len(held_out), 'token')}; use a text with at least 2"
+                f"the valid split of {held_out.name} has {counted(len(held_out), 'token')}; use a split with at least 2"
             )
         decides = validation_decides(recipe)
         observers.append(Validate(held_out, training.validate_every, training.validate_tokens, decides=decides))

@@ -23,9 +23,12 @@ def check_settings(recipe: Recipe) -> None:
     given = f"model.lm_weight={model.lm_weight}"
     require(
         not model.lm_weight or causal,
-        f"{given} needs a model that reads from left to right, and {model.base_family} does not; leave it out",
+        f"{given} needs a left-to-right language model, but {model.base_family} is not one; leave it out",
     )
-    require(not (model.lm_weight and model.frozen), f"{given} trains the model that model.frozen=true freezes; use one")
+    require(
+        not (model.lm_weight and model.frozen),
+        f"{given} trains the model that model.frozen=true freezes; leave out one of them",
+    )
     require(
         not (model.frozen and training.unfreeze_every),
         f"training.unfreeze_every={training.unfreeze_every} trains what model.frozen=true freezes; leave out one",
@@ -36,7 +39,8 @@ def check_settings(recipe: Recipe) -> None:
     )
     require(
         len(as_steps(training.batch)) == 1,
-        f"training.batch={list(map(list, as_steps(training.batch)))} changes during the run; give one number",
+        f"training.batch={list(map(list, as_steps(training.batch)))} changes during the run, which a task "
+        "does not support; use one number",
     )
     require(
         not training.segment_jitter,
@@ -54,14 +58,17 @@ def check_labels(data: TaskData, labels: Sequence[str]) -> None:
     if kind in ("similarity", "choice"):
         return
     if len(labels) < 2:
-        raise DataError(f"all training rows of {name} have the label {labels[0]!r:.40}; a classifier needs at least 2")
+        raise DataError(
+            f"all training rows of {name} have the label {labels[0]!r:.40}; a classifier needs at least 2 "
+            "different labels"
+        )
     if "f1" in metrics and len(labels) != 2:
-        raise ConfigError(f"the metric f1 needs 2 classes, and {name} has {len(labels)}; use macro-f1 in its task.toml")
+        raise ConfigError(f"the metric f1 needs 2 classes, but {name} has {len(labels)}; use macro-f1 in its task.toml")
     if "entity-f1" in metrics:
         every = {*labels, *(tag for example in data.dev for tag in tags_of(example))}
         if other := sorted(tag for tag in every if not is_entity_tag(tag)):
             raise ConfigError(
-                f"entity-f1 needs tags such as O, B-PER and I-PER (or E-, S-), and {name} has {other[0]!r:.40}; "
+                f"entity-f1 needs tags such as O, B-PER and I-PER (or E-, S-), but {name} has {other[0]!r:.40}; "
                 'write metrics = ["accuracy"] into its task.toml'
             )
 
@@ -79,7 +86,7 @@ def with_words(examples: Sequence[Sequences], longest: int | None, name: str) ->
     found = [example for example in examples if example.targets]
     short = f"model.longest or training.segment allows {counted(longest or 0, 'token')}"
     if not found:
-        raise DataError(f"no word of {name} with its tag fits into a sequence, because {short}; raise it")
+        raise DataError(f"no tagged word of {name} fits into a sequence, because {short}; increase that limit")
     if len(found) < len(examples):
         gone = counted(len(examples) - len(found), "sentence")
         warnings.warn(f"{gone} of {name} cannot be used, because {short}", DataWarning, stacklevel=2)

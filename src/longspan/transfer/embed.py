@@ -38,7 +38,7 @@ def embed(
 def _embed(model: TextModel, text: str, layer: str, pooling: str) -> NDArray[np.float32]:
     ids = model.tokenizer.encode_prompt(text)
     if not len(ids):
-        raise DataError("a text has 0 tokens; features need at least 1")
+        raise DataError("a text has 0 tokens; features need at least 1, so remove empty texts")
     language_model = model.model
     tokens = torch.from_numpy(ids.astype(np.int64)).to(model.device)[None]
     pieces = []
@@ -79,7 +79,7 @@ def save_features(path: Path, features: Sequence[NDArray[np.float32]]) -> None:
     pooled = all(one.ndim == 1 for one in features)
     check_suffix(path)
     if not pooled and path.suffix == ".npy" and len({one.shape for one in features}) > 1:
-        raise ConfigError(f"{path} cannot hold texts of different lengths; use .safetensors, or pool the tokens")
+        raise ConfigError(f"{path} cannot store texts of different lengths; use .safetensors, or pool the tokens")
     if path.suffix == ".npy":
         array = np.stack(features)
         write_atomic(path, lambda file: np.save(file, array))

@@ -157,7 +157,7 @@ def finetune(
     """
     chosen = list(range(1, seeds + 1)) if isinstance(seeds, int) else list(seeds)
     if not chosen or len(set(chosen)) < len(chosen):
-        raise ConfigError(f"seeds={seeds} must be at least 1, or different numbers")
+        raise ConfigError(f"seeds={seeds} must be at least 1, or a list of different seeds")
     data, where, out = open_task(task, source), find_device(device), Path(out)
     base = load_model(model_path(model))
     plans: list[tuple[Path, Recipe]] = []
@@ -170,7 +170,9 @@ def finetune(
         plans.append((folder, made))
     used = tuple(made.training.seed for _, made in plans)
     if len(set(used)) < len(used):
-        raise ConfigError(f"training.seed={used[0]} makes all {len(used)} runs equal; leave it out, or train one seed")
+        raise ConfigError(
+            f"training.seed={used[0]} makes all {len(used)} runs identical; leave it out, or train one seed"
+        )
     check_labels(data, plans[0][1].model.labels)
     check_settings(plans[0][1])
     for folder, made in plans:
@@ -227,7 +229,7 @@ def with_length(
     if epochs is not None and epochs <= 0:
         raise ConfigError(f"epochs={epochs} must be above 0")
     if epochs is not None and "steps" in limits:
-        raise ConfigError(f"epochs={epochs} and training.steps both set the length of the run; leave out one")
+        raise ConfigError(f"epochs={epochs} and training.steps both set the length of the run; use only one of them")
     values, batch = dict(training), training.get("batch", 16)
     if isinstance(batch, int) and batch > 0 and (epochs is not None or not limits):
         values["steps"] = max(1, round((epochs or EPOCHS) * -(-len(data.train) // batch)))

@@ -163,7 +163,7 @@ class Format:
         for name in names:
             if name not in self.labels:
                 known = ", ".join(self.labels)
-                raise DataError(f"the label {name!r:.40} does not occur in train, which has {known:.200}")
+                raise DataError(f"the label {name!r:.40} does not occur in train, whose labels are {known:.200}")
         return tuple(self.labels[name] for name in names)
 
 

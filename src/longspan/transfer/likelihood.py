@@ -66,7 +66,9 @@ def likelihoods(model: TextModel, pairs: Sequence[tuple[str, str]], reading: Rea
 
 def _require_likelihoods(model: LanguageModel) -> None:
     if not model.predicts_next:
-        raise ConfigError("likelihoods need a model that predicts the next token, and this family does not")
+        raise ConfigError(
+            "likelihoods need a model that predicts the next token, which this family does not; use another model"
+        )
 
 
 def _score(model: LanguageModel, rows: list[Ids], sizes: list[int], reading: Reading) -> list[Likelihood]:
@@ -170,7 +172,7 @@ def find_stride(model: LanguageModel, reading: Reading, stride: int | None) -> i
     """The tokens that are scored per window; None for a family with memory, which reads a text as a stream."""
     if model.has_memory(reading):
         if stride is not None:
-            raise ConfigError(f"stride={stride} is for families without memory; leave it out")
+            raise ConfigError(f"stride={stride} has an effect only on families without memory; leave it out")
         return None
     stride = max(1, reading.segment // 2) if stride is None else stride
     check_stride(stride, reading)
@@ -201,7 +203,7 @@ def evaluate_tasks(
     `stride` is that of `wikitext2`. `announce` gets a line before each."""
     chosen = list(tasks)
     if not chosen:
-        raise ConfigError(f"--tasks names no task; give some of {', '.join(TASKS)}")
+        raise ConfigError(f"--tasks is empty; choose from {', '.join(TASKS)}")
     for name in chosen:
         if name not in TASKS:
             raise UnknownNameError("task scored by likelihood", name, TASKS)

@@ -128,7 +128,8 @@ class Ensemble:
             c = member.config
             if (c.kind, c.labels) != (first.kind, first.labels) or c.kind not in ("single", "pair", "choice"):
                 raise ConfigError(
-                    f"the models were trained for {first.task!r} and {c.task!r}; an ensemble needs one task of classes"
+                    f"the models were trained for {first.task!r} and {c.task!r}; all models of an ensemble must be "
+                    "classifiers for the same task"
                 )
         self.config, self.task = first, members[0].task
 
@@ -145,5 +146,7 @@ def load_predictor(path: str | Path, *, device: torch.device | str = "cpu", **se
     """The fine-tuned model in the folder of a run or a model."""
     loaded = load_model(Path(path), overrides=settings, device=device)
     if not isinstance(loaded.model, TaskModel):
-        raise ConfigError(f"{path} is a language model without a task; make one with longspan finetune {path}")
+        raise ConfigError(
+            f"{path} is a language model, not a fine-tuned model; train one with longspan finetune {path}"
+        )
     return Predictor(loaded.model, loaded.tokenizer)

@@ -82,7 +82,7 @@ def read_result(out: Path, data: TaskData) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{out / RESULT} cannot be read: {error!s:.80}; remove it to score again") from None
+        raise CheckpointError(f"{out / RESULT} cannot be read: {error!s:.80}; delete it to score again") from None
     if not isinstance(values, dict) or not isinstance(values.get("dev"), dict):
-        raise CheckpointError(f"{out / RESULT} has no dev scores; remove it to score again")
+        raise CheckpointError(f"{out / RESULT} has no dev scores; delete it to score again")
     return values if values.get("scored_on") == scored_on(out, data) else None

@@ -49,10 +49,10 @@ def parse_budget(text: str) -> Budget:
         if name not in ("params", "steps", "seconds"):
             raise ConfigError(f"budget {text!r} has an unknown part {name!r}; use {FORMAT}")
         if name in parts:
-            raise ConfigError(f"budget {text!r} gives {name} twice; give it once")
+            raise ConfigError(f"budget {text!r} sets {name} twice; set it only once")
         parts[name] = _number(number, part)
     if {"steps", "seconds"} <= parts.keys():
-        raise ConfigError(f"budget {text!r} gives both steps and seconds; give one of them")
+        raise ConfigError(f"budget {text!r} sets both steps and seconds; use only one of them")
     return Budget(parts.get("params"), parts.get("steps"), parts.get("seconds"))
 
 

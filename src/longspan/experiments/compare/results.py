@@ -32,7 +32,7 @@ class ResultsFile:
 def open_results(folder: Path, limit: dict[str, int]) -> ResultsFile:
     """The results in a folder, which must have the same limit; new ones if the folder is new or empty."""
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is a file; give a folder")
+        raise ConfigError(f"{folder} is a file; use a folder")
     path = folder / FILE
     if not path.is_file():
         if folder.is_dir() and any(folder.iterdir()):
@@ -46,12 +46,12 @@ def open_results(folder: Path, limit: dict[str, int]) -> ResultsFile:
     except (ValueError, KeyError, TypeError, RecursionError):
         valid = False
     if not valid:
-        raise ConfigError(f"{path} is damaged or was written by another version; delete it, the runs are kept")
+        raise ConfigError(f"{path} is damaged or was written by another version; delete this file (the runs are kept)")
     if values["limit"] != limit:
         # Extending a run past the end of its schedule does not give the run of a longer budget.
         raise ConfigError(
-            f"{folder} has a comparison with {_shown(values['limit'])}, not {_shown(limit)}; "
-            "choose another folder or keep the budget"
+            f"{folder} has a comparison with {_shown(values['limit'])}, not {_shown(limit)}; use another "
+            "folder or the same budget"
         )
     return ResultsFile(folder, limit, values["members"], values["contexts"], values["report"])
 
@@ -68,7 +68,7 @@ def name_members(recipes: Sequence[str], results: ResultsFile) -> dict[str, Path
     files = [find_recipe(recipe).resolve() for recipe in recipes]
     for k, file in enumerate(files):
         if file in files[:k]:
-            raise ConfigError(f"RECIPE {recipes[k]} is given twice ({file}); give each once")
+            raise ConfigError(f"RECIPE {recipes[k]} is given twice ({file}); list each recipe only once")
     kept = {Path(str(entry.get("recipe"))): str(entry.get("base", name)) for name, entry in results.members.items()}
     # The name of a deleted file is free: the run in that folder is resumed only by the same recipe.
     taken = {name for file, name in kept.items() if file.is_file()}

@@ -34,9 +34,9 @@ def parse_grid(pairs: Sequence[str]) -> dict[str, list[str]]:
         if not sign or not key or not values or not all(values):
             raise ConfigError(f"grid {pair!r} is not KEY=VALUE,VALUE; write for example training.lr=0.003,0.006")
         if key in grid:
-            raise ConfigError(f"grid {pair!r} gives {key} a second time; give all its values at once")
+            raise ConfigError(f"grid {pair!r} repeats the key {key}; list all its values in one grid")
         if len(set(values)) < len(values):
-            raise ConfigError(f"grid {pair!r} has a value twice; give each once")
+            raise ConfigError(f"grid {pair!r} repeats a value; list each value only once")
         grid[key] = values
     return grid
 
@@ -60,7 +60,7 @@ def parse_each(changes: Sequence[str]) -> list[list[str]]:
         if not all(re.fullmatch(r"[a-z_]+\.[a-z_]+=.+", pair) for pair in pairs):
             raise ConfigError(f"change {change!r} is not KEY=VALUE,...; write for example model.qk_norm=false")
         if found.count(pairs) > 1:
-            raise ConfigError(f"change {change!r} is given twice; give it once")
+            raise ConfigError(f"change {change!r} is given twice; use it only once")
     return found
 
 
@@ -74,14 +74,17 @@ def variants(
     each recipe as it is and with every one of the changes `each` alone."""
     found: dict[str, Variant] = {}
     if grid and each:
-        raise ConfigError("a grid and single changes cannot be combined; use one of them")
+        raise ConfigError("a grid (--grid) and single changes (--each) cannot be combined; use only one of them")
     points = [
         [f"{key}={value}" for key, value in zip(grid, point, strict=True)]
         for point in itertools.product(*grid.values())
     ] + list(each)
     if len(members) * len(points) * len(seeds) > MOST:
         count = len(members) * len(points) * len(seeds)
-        raise ConfigError(f"the grid and the seeds make {count:,} runs; at most {MOST:,} are allowed")
+        raise ConfigError(
+            f"the recipes, changes and seeds make {count:,} runs, but at most {MOST:,} are allowed; use fewer "
+            "values or seeds"
+        )
     for name, file in members.items():
         for point in points:
             group = " ".join([name, *point])

@@ -40,7 +40,9 @@ def sample_attention(model: LanguageModel, ids: Ids, tokenizer: Tokenizer, rows:
     reading, remembers = model.reading, model.has_memory()
     memory = reading.memory if remembers else reading.segment
     if len(ids) < 3:
-        raise DataError(f"the text has {counted(len(ids), 'token')}; a figure of attention needs at least 3")
+        raise DataError(
+            f"the text has {counted(len(ids), 'token')}; a figure of attention needs at least 3, so use a longer text"
+        )
     rows = min(rows, len(ids) - 1, len(ids) if remembers else reading.segment)
     end = min(len(ids), len(ids) // 2 + memory + rows)
     begin = max(0, end - 1 - rows - 2 * memory) if remembers else max(0, end - 1 - reading.segment)

@@ -110,7 +110,8 @@ def require_matplotlib() -> None:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            f"figures need matplotlib, which cannot be imported ({error}); run pip install 'longspan[plots]'"
+            f"figures need matplotlib, which cannot be imported ({error}); install it with: pip install "
+            "'longspan[plots]'"
         ) from None
 
 

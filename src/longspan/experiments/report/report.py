@@ -59,7 +59,7 @@ class OpenRun:
 def read_runs(paths: Sequence[Path]) -> list[Run]:
     """The runs in some folders, named after the folders, or by their paths if two folders share a name."""
     if len({path.resolve() for path in paths}) < len(paths):
-        raise ConfigError(f"RUN {' '.join(map(str, paths))} names a run twice; name each run once")
+        raise ConfigError(f"RUN {' '.join(map(str, paths))} lists a run twice; list each run only once")
     unique = len({path.resolve().name for path in paths}) == len(paths)
     return [read_run(path, None if unique else str(path)) for path in paths]
 
@@ -67,7 +67,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 def check_report_path(flag: str, path: Path) -> None:
     """Raise a ConfigError if a report cannot be written there; called before anything is measured."""
     if path.is_dir():
-        raise ConfigError(f"{flag} {path} is a folder; give the name of a file")
+        raise ConfigError(f"{flag} {path} is a folder; use the path of a file")
     if not path.parent.is_dir():
         raise ConfigError(f"{flag} {path}: there is no folder {path.parent}; create it first")
 

@@ -62,7 +62,10 @@ class Run:
 def read_run(path: Path, name: str | None = None) -> Run:
     """The run in a folder. Lines that a crash cut short are skipped."""
     if not (path / "recipe.toml").is_file():
-        raise DataError(f"{path} is not the folder of a training run: it has no recipe.toml")
+        raise DataError(
+            f"{path} is not the folder of a training run, because it has no recipe.toml; use a folder that "
+            "longspan train wrote"
+        )
     try:
         recipe = config.read_toml(path / "recipe.toml")
         for table, keys in KEYS.items():
@@ -84,7 +87,7 @@ def read_run(path: Path, name: str | None = None) -> Run:
 def _check_table(table: Any, name: str, keys: Mapping[str, Any]) -> None:
     """Raise a ConfigError if one of these keys has the wrong type."""
     if not isinstance(table, dict):
-        raise ConfigError(f"{name}={config.shown(table)} is a plain value; it takes a table of keys")
+        raise ConfigError(f"{name}={config.shown(table)} must be a table of keys, not a plain value")
     for key, kind in keys.items():
         config.convert(kind, table.get(key), f"{name}.{key}")
 

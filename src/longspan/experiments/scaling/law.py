@@ -109,7 +109,8 @@ def _check(sizes: Floats, losses: Floats) -> None:
     for name, values in zip(("parameters", "tokens"), sizes, strict=True):
         if len(np.unique(values)) < 3:
             raise DataError(
-                f"the runs have {len(np.unique(values))} different numbers of {name}; at least 3 are needed"
+                f"the runs have {len(np.unique(values))} different numbers of {name}, but at least 3 are needed; "
+                "add runs"
             )
 
 

@@ -53,7 +53,7 @@ def read_points(paths: Sequence[Path], by: str = GROUP) -> tuple[list[Point], li
             continue
         found = list(runs_in(path))
         if not found:
-            raise DataError(f"{path} has no training run; give folders of runs, or a .csv with {', '.join(COLUMNS)}")
+            raise DataError(f"{path} has no training run; use folders of runs, or a .csv with {', '.join(COLUMNS)}")
         for folder in found:
             name = point_name(path, folder)
             run = read_run(folder)

@@ -181,10 +181,13 @@ def _check_inputs(
     if input_ids is None or others.get("inputs_embeds") is not None:
         raise ConfigError("a longspan model reads input_ids; inputs_embeds is not supported")
     if labels is not None and targets is not None:
-        raise ConfigError("labels and targets are both given; labels are shifted and targets are not, so give one")
+        raise ConfigError(
+            "labels and targets are both given; labels are shifted and targets are not, so pass only one of them"
+        )
     if cache is not None and not isinstance(cache, StateCache):
         raise ConfigError(
-            f"past_key_values is a {type(cache).__name__}; a longspan model needs a StateCache, as its own output has"
+            f"past_key_values is a {type(cache).__name__}; a longspan model needs a StateCache, such as the "
+            "one in its output"
         )
     return input_ids
 

@@ -62,7 +62,7 @@ class MemoryTrainer(Trainer):
             raise ConfigError(f"MemoryTrainer trains a LongspanForCausalLM, not a {type(self.model).__name__}")
         if self.args.n_gpu > 1:
             raise ConfigError(
-                f"MemoryTrainer needs one process per GPU, and this one has {self.args.n_gpu}; use torchrun"
+                f"MemoryTrainer needs one process per GPU, but this process has {self.args.n_gpu} GPUs; use torchrun"
             )
         self.label_names = ["targets"]
         self.memory: StateCache | None = None
@@ -85,7 +85,7 @@ class MemoryTrainer(Trainer):
             raise ConfigError(f"MemoryTrainer needs a StreamDataset, not a {type(dataset).__name__}")
         if dataset.rows != rows:
             raise ConfigError(
-                f"the StreamDataset has {dataset.rows} rows and the batch of all processes has {rows}; make them equal"
+                f"the StreamDataset has {dataset.rows} rows, but the batch of all processes has {rows}; make them equal"
             )
 
     def compute_loss(

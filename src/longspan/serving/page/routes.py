@@ -127,7 +127,7 @@ async def compare(request: Request) -> Response:
     _check_size(asked.text, MOST_COMPARED)
     if (len(found) == 1) != (len(asked.memories) > 1):
         raise ApiError(
-            400, "memories: give two models, or one model and at least two memories", param="memories", code="invalid"
+            400, "memories: choose two models, or one model and at least two memories", param="memories", code="invalid"
         )
     ways: list[tuple[Served, int | None]] = [(found[0], memory) for memory in asked.memories]
     ways = ways or [(served, None) for served in found]
@@ -192,7 +192,9 @@ async def token(request: Request, name: str) -> Response:
         raise ApiError(400, f"the job {name} is a {found.kind}, which has no attention", code="invalid_value")
     served, links = found.subject
     if asked.token >= max(links.read_tokens, 1):
-        raise ApiError(400, f"token={asked.token} was not read yet", param="token", code="invalid_value")
+        raise ApiError(
+            400, f"token={asked.token} has not been read yet; try again later", param="token", code="invalid_value"
+        )
     try:
         shown = await asyncio.to_thread(analyses.look_at, served, links, asked.token, asked.layer, asked.head)
     except LongspanError as error:
@@ -207,7 +209,9 @@ async def _start(request: Request, make: Any) -> Response:
     except LongspanError as error:
         raise ApiError(400, str(error), param="text", code="invalid_value") from None
     except UnicodeEncodeError:
-        raise ApiError(400, "text: it has a lone surrogate", param="text", code="invalid_value") from None
+        raise ApiError(
+            400, "text: has a lone surrogate, which UTF-8 cannot encode; remove it", param="text", code="invalid_value"
+        ) from None
     started = _jobs(request).start(made)
     return JSONResponse({"id": started.name, "kind": started.kind, "total": started.total}, 201)
 
@@ -224,5 +228,8 @@ def _check_size(text: str, most: int) -> None:
     size = len(text.encode(errors="replace"))
     if size > most:
         raise ApiError(
-            400, f"text: it has {size} bytes, more than the {most} of this analysis", param="text", code="too_long"
+            400,
+            f"text: has {size} bytes, but this analysis allows at most {most}; use a shorter text",
+            param="text",
+            code="too_long",
         )

@@ -95,5 +95,5 @@ def list_tasks(cache: Path | None = None) -> list[TaskRow]:
 
 def find_known(name: str) -> KnownTask:
     if name not in KNOWN:
-        raise UnknownNameError("task", name, KNOWN, otherwise="or give a folder with train.jsonl or train.csv")
+        raise UnknownNameError("task", name, KNOWN, otherwise="or use a folder with train.jsonl or train.csv")
     return KNOWN[name]

@@ -69,7 +69,9 @@ class TaskData:
             if found and labels and self.task.kind in ("single", "pair") and not found & set(labels):
                 fix = "use the same names" + (" or leave them out to get predictions" if split == "test" else "")
                 example = min(map(str, found))
-                raise DataError(f"no label of {self.files[split].name} occurs in train, such as {example!r:.40}; {fix}")
+                raise DataError(
+                    f"no label of {self.files[split].name} occurs in train, for example {example!r:.40}; {fix}"
+                )
 
     @cached_property
     def _all_train(self) -> list[Example]:
@@ -91,11 +93,12 @@ class TaskData:
         labelled = split != "test"
         found = [self.task.example(row, f"{path.name}, row {k}", labelled=labelled) for k, row in rows]
         if not found:
-            raise DataError(f"{path} has no rows; give at least one")
+            raise DataError(f"{path} has no rows; add at least one")
         known = [example.label is not None for example in found]
         if any(known) and not all(known):
             raise DataError(
-                f"{path.name}, row {known.index(False) + 1} has no {self.task.label!r}, and other rows have one"
+                f"{path.name}, row {known.index(False) + 1} has no {self.task.label!r}, but other rows have one; "
+                "add it, or remove the others"
             )
         return found
 
@@ -135,7 +138,7 @@ def _open(name: str, folder: Path, given: dict[str, Any]) -> TaskData:
         raise DataError(f"{folder} has no train.jsonl or train.csv; a task needs one, and may have dev and test")
     first = next(rows_of(files["train"]), None)
     if first is None:
-        raise DataError(f"{files['train']} has no rows; give at least one")
+        raise DataError(f"{files['train']} has no rows; add at least one")
     return TaskData(recognise(name, first, given), files)
 
 
@@ -156,7 +159,7 @@ def rows_of(path: Path) -> Iterator[dict[str, Any]]:
 def rows_of_input() -> Iterator[dict[str, Any]]:
     """The rows of standard input: JSON lines if it begins with a brace, else a table."""
     if sys.stdin is None:
-        raise DataError("standard input is closed; give a file with --data FILE")
+        raise DataError("standard input is closed; pass a file with --data FILE")
     try:
         text = sys.stdin.buffer.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -180,4 +183,6 @@ def csv_rows(file: Iterable[str], name: str) -> Iterator[dict[str, Any]]:
                 raise DataError(f"{name}, row {number}, has {fields}; put texts with commas in quotes")
             yield row
     except csv.Error as error:
-        raise DataError(f"{name} is not a table ({error!s:.80}); separate fields with commas, quote texts") from None
+        raise DataError(
+            f"{name} is not a table ({error!s:.80}); separate fields with commas and put texts in quotes"
+        ) from None

@@ -29,7 +29,7 @@ def install(name: str, source: str | Path | None = None, cache: Path | None = No
         return target
     if source is None:
         packed = " and ".join(Path(path).name for path in task.sources)
-        raise DataError(f"{name} is not installed; get {packed}: longspan data get {name} --from FOLDER")
+        raise DataError(f"{name} is not installed; download {packed}, then run: longspan data get {name} --from FOLDER")
     with tempfile.TemporaryDirectory() as scratch, atomic_folder(target) as folder:
         for k, (path, digest) in enumerate(task.sources.items()):
             inner = Path(scratch) / str(k)
@@ -47,7 +47,7 @@ def _find(task: KnownTask, path: str, digest: str, source: Path) -> Path:
     places = [source] if alone else [source / path, source / Path(path).name]
     found = next((place for place in places if place.is_file()), None)
     if found is None:
-        raise DataError(f"{source} does not contain {path}, which {task.name} needs; give the folder that does")
+        raise DataError(f"{source} does not contain {path}, which {task.name} needs; use the folder that does")
     if (actual := sha256(found)) != digest:
         raise DataError(f"{found} has SHA-256 {actual}, not {digest}; use another source for {task.name}")
     return found
@@ -68,7 +68,7 @@ def parse_rows(file: Iterable[str], name: str) -> Iterator[Row]:
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{name}, line {number}, is not JSON: {error!s:.80}") from None
             if not isinstance(row, dict):
-                raise DataError(f"{name}, line {number}, is not an object; write one per line")
+                raise DataError(f"{name}, line {number}, is not a JSON object; write one per line")
             yield row
 
 

@@ -56,7 +56,7 @@ class Task:
                 raise UnknownNameError("metric", name, METRICS)
             if name not in SUITABLE[self.kind]:
                 known = ", ".join(SUITABLE[self.kind])
-                raise ConfigError(f"the metric {name} is not for kind={self.kind!r}; use {known}")
+                raise ConfigError(f"the metric {name} cannot be used with kind={self.kind!r}; use {known}")
         wanted = {"single": (1,), "pair": (2,), "similarity": (2, 1), "tags": (1,)}.get(self.kind, ())
         if len(self.texts) not in wanted and (wanted or len(self.texts) < 3):
             raise ConfigError(
@@ -83,7 +83,7 @@ class Task:
         if self.kind == "tags":
             tags = _words(value, self.label, where)
             if len(tags) != count:
-                raise DataError(f"{where} has {count} words and {len(tags)} tags; give one tag per word")
+                raise DataError(f"{where} has {count} words and {len(tags)} tags; use one tag per word")
             return tags
         if self.kind == "similarity":
             return _score(value, self.label, where)
@@ -98,7 +98,7 @@ def _score(value: Any, key: str, where: str) -> float:
     except (TypeError, ValueError, OverflowError):
         score = math.nan
     if not abs(score) <= LARGEST_SCORE:  # NaN included
-        raise DataError(f"{where} has {key}={value!r:.40}; give a number up to {LARGEST_SCORE:,}")
+        raise DataError(f"{where} has {key}={value!r:.40}; use a number up to {LARGEST_SCORE:,}")
     return score
 
 
@@ -108,7 +108,7 @@ def _index(value: Any, choices: int, key: str, where: str) -> int:
     except (TypeError, ValueError, OverflowError):
         index = -1
     if not 0 <= index < choices:
-        raise DataError(f"{where} has {key}={value!r:.40}; give an index from 0 to {choices - 1}")
+        raise DataError(f"{where} has {key}={value!r:.40}; use an index from 0 to {choices - 1}")
     return index
 
 
@@ -118,14 +118,14 @@ def _class(value: Any, key: str, where: str) -> str:
         return str(int(value))
     if isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value)):
         return str(value)
-    raise DataError(f"{where} has {key}={value!r:.40}; give a name or a number")
+    raise DataError(f"{where} has {key}={value!r:.40}; use a name or a number")
 
 
 def _words(value: Any, key: str, where: str) -> tuple[str, ...]:
     """The items of a list, or the words between spaces."""
     found = value.split() if isinstance(value, str) else value
     if not isinstance(found, list) or not all(isinstance(word, str | int | float) for word in found):
-        raise DataError(f"{where} has {key}={value!r:.40}; give a list of words, or words between spaces")
+        raise DataError(f"{where} has {key}={value!r:.40}; use a list of words, or words separated by spaces")
     return tuple(map(str, found))
 
 
@@ -134,7 +134,7 @@ def _text(row: Mapping[str, Any], key: str, where: str, *, words: bool) -> Any:
     if words:
         found = _words([] if value is None else value, key, where)
         if not found:
-            raise DataError(f"{where} has no words under {key!r}; give a list, or words between spaces")
+            raise DataError(f"{where} has no words under {key!r}; use a list of words, or words separated by spaces")
         return found
     if not isinstance(value, str) or not value.strip():
         raise DataError(f"{where} has no text under {key!r}; every row needs one")

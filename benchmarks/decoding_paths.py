@@ -6,8 +6,8 @@
 Every part checks its results before it measures them.
 """
 
+import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -250,4 +250,7 @@ def profile(decoder: FusedDecoder) -> None:
 
 
 if __name__ == "__main__":
-    {"one": one, "many": many}[sys.argv[1]]()
+    parts = {"one": one, "many": many}
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("part", choices=parts, help="batch 1 with memory 1600, or batch 64 with memory 512")
+    parts[parser.parse_args().part]()

@@ -35,7 +35,8 @@ Cli = Callable[..., Result]
 
 @pytest.fixture
 def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
-    """Runs a command line in `tmp_path`, with an empty cache folder."""
+    """Runs a command line in `tmp_path`, with an empty cache folder and, on slow machines too, no progress lines."""
+    monkeypatch.setattr("longspan.terminal.PLAIN_SECONDS", 3600.0)
     monkeypatch.setenv("LONGSPAN_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
 

@@ -1,20 +1,14 @@
-"""The rows of a card: what is scored, in which order settings are chosen, and the scores, kept in a JSON file."""
+"""The rows of a card: what is scored, and in which order settings are chosen."""
 
 import argparse
-import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from cards import evaluate, longest_distance, memories_and_clamps, reading_flags
+from cards import Scores, longest_distance, memories_and_clamps, reading_flags
 
-from longspan.checkpoints.store import write_file
-from longspan.device import find_device
-from longspan.experiments.run_facts import run_facts
 from longspan.models.families import family
-from longspan.training.environment import hardware
 from longspan.training.recipe import Recipe
 
 
@@ -77,39 +71,11 @@ class Row:
         return f"| {name} | {self.memory} | {self.clamp} | {self.discount:g} | {scores} | `{self.command}` |"
 
 
-class Scorer:
-    """Runs the commands of rows. Scores are kept in a JSON file, so that a second call runs only missing ones."""
-
-    def __init__(self, asked: argparse.Namespace, unit: str, model: str) -> None:
-        self.run, self.device, self.unit = asked.run, asked.device, unit
-        self.path: Path = asked.results or asked.run / "card.json"
-        about = {"model": model, "device": hardware(find_device(asked.device))}
-        before = json.loads(self.path.read_bytes()) if self.path.is_file() else {}
-        same = all(before.get(key) == value for key, value in about.items())
-        scores = before["scores"] if same and before else {}
-        self.found = about | {"unit": unit, "run": run_facts(asked.run), "scores": scores}
-
-    def __call__(self, rows: list[Row]) -> list[Row]:
-        return [self.score(row) for row in rows]
-
-    def score(self, row: Row) -> Row:
-        if row.command not in self.found["scores"]:
-            facts = evaluate(row.command.replace(" MODEL", "", 1), self.run, self.device)
-            self.found["scores"][row.command] = facts
-            self.save()
-        facts = self.found["scores"][row.command]
-        return replace(row, score=facts[self.unit], static=facts.get(f"static_{self.unit}"))
-
-    def save(self, **more: Any) -> None:
-        self.found |= more
-        write_file(self.path, (json.dumps(self.found, indent=1) + "\n").encode())
-
-
 class Search:
     """Chooses settings on the validation split and scores the other texts with them."""
 
-    def __init__(self, asked: argparse.Namespace, recipe: Recipe, data: str, scorer: Scorer) -> None:
-        self.asked, self.recipe, self.data, self.scored = asked, recipe, shlex.quote(data), scorer
+    def __init__(self, asked: argparse.Namespace, recipe: Recipe, data: str, scores: Scores) -> None:
+        self.asked, self.recipe, self.data, self.scores = asked, recipe, shlex.quote(data), scores
         self.usual, self.settings = recipe.evaluation_reading(), family(recipe.family).settings
         self.pointer = self.usual.pointer if has_pointer(recipe) else None
 
@@ -134,6 +100,13 @@ class Search:
             chosen.insert(0, plain)
         for text in (f"{self.data} --split test", *map(shlex.quote, self.asked.also)):
             yield from self.scored([replace(row, text=f"--data {text}") for row in chosen])
+
+    def scored(self, rows: list[Row]) -> list[Row]:
+        unit, found = self.scores.found["unit"], [self.scores(row.command) for row in rows]
+        return [
+            replace(row, score=facts[unit], static=facts.get(f"static_{unit}"))
+            for row, facts in zip(rows, found, strict=True)
+        ]
 
     def readings(self, _: list[Row]) -> list[Row]:
         """The validation split with every memory, clamp and discount to choose from."""

@@ -11,9 +11,14 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from longspan.checkpoints.store import write_file
 from longspan.cli.main import run
+from longspan.device import find_device
 from longspan.errors import LongspanError
+from longspan.training.environment import hardware
 from longspan.training.recipe import Recipe
+
+SHA = re.compile("[0-9a-f]{40}")
 
 
 def output_of(*args: object) -> str:
@@ -27,10 +32,33 @@ def output_of(*args: object) -> str:
 
 
 def evaluate(command: str, model: Path, device: str) -> dict[str, Any]:
-    """The JSON output of a card's `longspan eval` command, which names no model, for this model."""
-    _, verb, *rest = shlex.split(command)
+    """The JSON output of a card's `longspan eval` command, which names no model or MODEL, for this model."""
+    _, verb, *rest = shlex.split(command.replace(" MODEL", "", 1))
     print(f"{command} ...", file=sys.stderr, flush=True)
     return dict(json.loads(output_of(verb, model, *rest, "--device", device, "--json")))
+
+
+class Scores:
+    """Runs `longspan eval` commands of a card. Results are kept in a JSON file, so that a second call runs only missing
+    ones; results of other weights or another device are dropped."""
+
+    def __init__(self, path: Path, model: Path, weights: str, device: str, **about: Any) -> None:
+        self.path, self.model, self.device = path, model, device
+        measured = {"model": weights, "device": hardware(find_device(device))}
+        before = json.loads(path.read_bytes()) if path.is_file() else {}
+        same = all(before.get(key) == value for key, value in measured.items())
+        self.found = measured | about | {"scores": before["scores"] if same else {}}
+
+    def __call__(self, command: str) -> dict[str, Any]:
+        scores = self.found["scores"]
+        if command not in scores:
+            scores[command] = evaluate(command, self.model, self.device)
+            self.save()
+        return dict(scores[command])
+
+    def save(self, **more: Any) -> None:
+        self.found |= more
+        write_file(self.path, (json.dumps(self.found, indent=1) + "\n").encode())
 
 
 def reading_flags(
@@ -64,7 +92,7 @@ def memories_and_clamps(memories: Iterable[int], longest: int | None) -> list[tu
 def training_commit(about: dict[str, Any], given: str | None, parser: ArgumentParser) -> str:
     """The full commit that trained a run: the given one, or the one in its run.json."""
     commit = given or about["processes"][-1]["commit"] or ""
-    if not re.fullmatch("[0-9a-f]{40}", commit):
+    if not SHA.fullmatch(commit):
         parser.error(f"the training commit {commit!r} is not a full SHA of a clean checkout; give one with --commit")
     return commit
 

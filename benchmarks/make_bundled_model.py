@@ -2,9 +2,9 @@
 
     python benchmarks/make_bundled_model.py RUN [--device cuda] [--commit SHA] [--out FOLDER]
 
-Every result on the card is printed by the command next to it, run here on the exported weights. Results are written to
-RUN/bundled.json at once, and a second call runs only what is missing. The figures that tests pin and the samples are
-written by pin_bundled_model.py.
+Every result on the card is printed by the command next to it, run here on the exported weights. Results are written at
+once, to RUN/bundled.json and (before rounding) RUN/unrounded.json, and a second call runs only what is missing. The
+figures that tests pin and the samples are written by pin_bundled_model.py.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cards import (
-    evaluate,
+    Scores,
     longest_distance,
     memories_and_clamps,
     output_of,
@@ -29,7 +29,6 @@ from cards import (
 
 from longspan.bundled import FOLDER
 from longspan.checkpoints.model_folder import load_model
-from longspan.checkpoints.store import write_file
 from longspan.data import open_corpus
 from longspan.experiments.run_facts import portable_command
 from longspan.text_model import load
@@ -129,10 +128,11 @@ def make(asked: argparse.Namespace, about: dict[str, Any], commit: str) -> None:
         model, notes = Path(scratch) / "model", Path(scratch) / "notes.md"
         output_of("export", asked.run, model, "--int8")
         longest = longest_distance(load_recipe(str(asked.run / "recipe.toml")))
-        score = Scorer(asked.run / "bundled.json", asked.device)
-        rows, chosen = all_rows(model, longest, score, asked.most)
+        score = Scores(asked.run / "bundled.json", model, load_model(model).hash, asked.device)
+        rows, chosen = all_rows(score, longest, asked.most)
         rounded = next(r for r in rows if (r.text, r.memory, r.clamp) == ("test", chosen.memory, chosen.clamp))
-        unrounded = score(rounded.command, asked.run)
+        score = Scores(asked.run / "unrounded.json", asked.run, load_model(asked.run).hash, asked.device)
+        unrounded = score(rounded.command)["bits_per_byte"]
         notes.write_text(
             CARD.format(
                 parameters=load(model).parameter_count,
@@ -161,46 +161,32 @@ def make(asked: argparse.Namespace, about: dict[str, Any], commit: str) -> None:
     print(f"{asked.out}: {size:,} bytes" + f", more than {MOST_BYTES:,}" * (size > MOST_BYTES))
 
 
-class Scorer:
-    """Runs the commands of the card. Bits per byte are kept in a JSON file, by the weights and the command."""
-
-    def __init__(self, path: Path, device: str) -> None:
-        self.path, self.device = path, device
-        self.found: dict[str, float] = json.loads(path.read_bytes()) if path.is_file() else {}
-
-    def __call__(self, command: str, model: Path) -> float:
-        key = f"{load_model(model).hash} {command}"
-        if key not in self.found:
-            facts = evaluate(command.replace(PASSAGE, str(ROOT / PASSAGE)), model, self.device)
-            self.found[key] = float(facts["bits_per_byte"])
-            write_file(self.path, (json.dumps(self.found, indent=1) + "\n").encode())
-        return self.found[key]
-
-
-def all_rows(model: Path, longest: int, score: Scorer, most: int) -> tuple[list[Row], Row]:
+def all_rows(score: Scores, longest: int, most: int) -> tuple[list[Row], Row]:
     """All rows of the card, and the row with the memory and clamp that the validation books choose.
 
     The test books are scored after that choice.
     """
     pairs = memories_and_clamps(MEMORIES, longest)
-    valid = [split_row(model, "valid", memory, clamp, score) for memory, clamp in pairs]
+    valid = [split_row(score, "valid", memory, clamp) for memory, clamp in pairs]
     best = min(valid, key=lambda row: row.bits)
     same_clamp = [row for row in valid if row.clamp == best.clamp or row.memory <= longest]
     allowed = [row for row in same_clamp if row.memory <= most]
     lowest = min(row.bits for row in allowed)
     chosen = next(row for row in allowed if row.bits <= lowest + TOLERANCE)
     chosen = dataclasses.replace(chosen, clamp=best.clamp)
-    test = [split_row(model, "test", memory, best.clamp, score) for memory in MEMORIES]
-    slices = [slice_row(model, memory, best.clamp, score.device) for memory in dict.fromkeys((256, chosen.memory))]
+    test = [split_row(score, "test", memory, best.clamp) for memory in MEMORIES]
+    memories = dict.fromkeys((256, chosen.memory))
+    slices = [slice_row(score.model, memory, best.clamp, score.device) for memory in memories]
     # The bundled model is exported with the chosen memory and clamp, so the reader's command does not set them.
     command = f"longspan eval --data {PASSAGE} --dtype float32"
-    bits = score(f"{command} {reading_flags(chosen.memory, best.clamp)}", model)
+    flags = reading_flags(chosen.memory, best.clamp)
+    bits = score(f"{command} {flags}".replace(PASSAGE, str(ROOT / PASSAGE)))["bits_per_byte"]
     return [*valid, *test, *slices, Row("passage", chosen.memory, best.clamp, bits, command)], chosen
 
 
-def split_row(model: Path, split: str, memory: int, clamp: int, score: Scorer) -> Row:
+def split_row(score: Scores, split: str, memory: int, clamp: int) -> Row:
     command = f"longspan eval --data {CORPUS} --split {split} {reading_flags(memory, clamp)} {SCORING}"
-    return Row(split, memory, clamp, score(command, model), command)
+    return Row(split, memory, clamp, score(command)["bits_per_byte"], command)
 
 
 def slice_row(model: Path, memory: int, clamp: int, device: str) -> Row:

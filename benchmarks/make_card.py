@@ -22,13 +22,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from card_rows import Row, Scorer, Search, has_pointer, with_comparable
-from cards import training_commit, usage_errors
+from card_rows import Row, Search, has_pointer, with_comparable
+from cards import Scores, training_commit, usage_errors
 
 from longspan.checkpoints.model_folder import find_model, open_model
 from longspan.data import open_corpus
 from longspan.device import find_device, find_dtype
-from longspan.experiments.run_facts import portable_command
+from longspan.experiments.run_facts import portable_command, run_facts
 from longspan.models.families import family
 from longspan.scoring.dynamic import Dynamics
 from longspan.training.environment import hardware
@@ -128,12 +128,13 @@ def card(asked: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
     check_options(asked, recipe, parser)
     where = find_device(asked.device)
     lengths = split_lengths(asked.shorter, data["name"], unit, parser) if asked.shorter else None
-    scorer = Scorer(asked, unit, model.hash)
-    rows = with_comparable(list(Search(asked, recipe, data["name"], scorer)))
-    scorer.save(rows=[asdict(row) | {"command": row.command} for row in rows])
+    facts = run_facts(asked.run)
+    results = asked.results or asked.run / "card.json"
+    scores = Scores(results, asked.run, model.hash, asked.device, unit=unit, run=facts)
+    rows = with_comparable(list(Search(asked, recipe, data["name"], scores)))
+    scores.save(rows=[asdict(row) | {"command": row.command} for row in rows])
     paragraphs = [upper_bound(asked.shorter, *lengths, rows)] if lengths else []
     paragraphs += [DYNAMIC] * bool(asked.dynamic) + [f"\n{note}\n" for note in asked.note]
-    facts = scorer.found["run"]
     memory = f", {facts['peak_gib']:.1f} GiB" if facts["peak_gib"] else ""
     return CARD.format(
         name=asked.out.stem,

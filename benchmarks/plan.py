@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from cards import usage_errors
+from cards import SHA, usage_errors
 
 from longspan.checkpoints.manifest import MANIFEST
 from longspan.config import read_toml
@@ -42,7 +42,6 @@ STOPPED = threading.Event()  # by Ctrl-C or SIGTERM
 PART = 15 * 10**6
 LARGEST = 40 * 10**6  # bytes of a packed result: the metrics of 116,200 steps have 28 MB. Larger files are texts
 LETTERS = string.ascii_lowercase
-SHA = re.compile("[0-9a-f]{40}")
 RESULTS = (".json", ".jsonl", ".csv", ".toml", ".md", ".svg", ".png", ".log", ".txt", ".html")
 
 

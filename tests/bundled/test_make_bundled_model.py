@@ -78,7 +78,7 @@ def test_every_command_of_the_card_prints_its_result(
     assert float(unrounded) == pytest.approx(bits_by_memory(card, "test", 0)[model.reading.memory], abs=0.05)
     assert "commit " + "c" * 40 + ", torch" in card
     assert {row.memory for row in bundled_rows(card) if row.text == "passage"} == {model.reading.memory}
-    monkeypatch.setattr(make, "evaluate", pytest.fail)  # a second call finds all scores
+    monkeypatch.setattr("cards.evaluate", pytest.fail)  # a second call finds all scores
     make.main([str(trained), "--out", str(folder), "--device", "cpu", "--commit", "c" * 40])
     assert (folder / "README.md").read_text() == card
     assert "longspan train --recipe novels-and-books --out RUN" in card

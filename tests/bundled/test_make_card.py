@@ -176,7 +176,7 @@ def test_a_run_without_memory_is_read_without(text: Path, capsys: pytest.Capture
 
 def test_a_second_call_scores_only_what_is_missing(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train("tiny", text, *MEMORY)
-    module = importlib.import_module("card_rows")
+    module = importlib.import_module("cards")
     taken, commands = module.evaluate, []
 
     def count(command: str, *rest: object) -> object:

@@ -93,7 +93,7 @@ FORWARD = {  # launch options of the forward kernel
 DEFAULT = "today,stored,by-distance,no-prefetch,ring-416,lag-32,lag-64,keys-2048,keys-all"
 BOUND = 1.5e-2
 LONGEST = 240.0
-"""Seconds of a process that compiles and runs a variant."""
+"""Time limit, in seconds, of a process that compiles and runs a variant."""
 
 
 def draw(M: int, B: int, H: int, D: int, L: int = SEGMENT) -> list[torch.Tensor]:

@@ -133,7 +133,7 @@ def main() -> int:
     parser.add_argument("--targets", type=int, default=10_000, help="for RECL")
     parser.add_argument("--best", default=f"{SPRINT},enwik8-sprint-rotary", help="recipes for further seeds")
     parser.add_argument("--some", metavar="FIRST:LAST", help="only these recipes or changes, counted from 1; no RECL")
-    parser.add_argument("--recl", action="store_true", help="RECL also with --some")
+    parser.add_argument("--recl", action="store_true", help="measure RECL with --some too")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for every run")
     parser.add_argument("--try", dest="small", action="store_true")
     parser.add_argument("--print", action="store_true")

@@ -216,7 +216,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n".join(line for run in steps.values() for step in run for line in step.values()))
         return 0
     if any("{commit}" in str(plan[name].steps) for name in asked.names) and not SHA.fullmatch(asked.commit):
-        parser.error(f"--commit {asked.commit} is not a full SHA, which the cards of these runs need")
+        parser.error(f"--commit {asked.commit} is not a full SHA, which cards need; use that of git rev-parse HEAD")
     make_folders(asked.runs)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: STOPPED.set())

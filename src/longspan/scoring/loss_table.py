@@ -81,14 +81,14 @@ def load_table(path: Path) -> LossTable:
 
 
 def join_tables(tables: Sequence[LossTable]) -> LossTable:
-    """One table of all models, for RECL of a group that was measured in parts: with the same contexts and targets."""
+    """One table with the models of all tables, which must have the same contexts and targets."""
     first = tables[0]
     for other in tables[1:]:
         if (other.contexts, other.targets) != (first.contexts, first.targets):
+            shown = (f"{t.targets} targets at contexts {', '.join(map(str, t.contexts))}" for t in (other, first))
             raise DataError(
-                f"the table of {', '.join(other.names)} has {other.targets} targets and contexts "
-                f"{', '.join(map(str, other.contexts))}, that of {', '.join(first.names)} {first.targets} and "
-                f"{', '.join(map(str, first.contexts))}; tables of one group need the same"
+                f"the loss tables of {other.names[0]} and {first.names[0]} differ: {' and '.join(shown)}; measure all "
+                "models with the same contexts and targets"
             )
     names = tuple(name for table in tables for name in table.names)
     return LossTable(names, first.contexts, np.concatenate([table.losses for table in tables]))

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from keyed_backward import Keyed
 from old_and_new import captured, milliseconds, save
 
 from longspan.cuda_graphs import CapturedStep
@@ -61,7 +60,7 @@ SHAPES = {
 }
 MIB = 1 << 20
 Plan = stored.Plan
-VARIANTS: dict[str, Plan | Keyed | None] = {  # plans of the backward pass; None computes the scores again
+VARIANTS: dict[str, Plan | None] = {  # plans of the backward pass; None computes the scores again
     "twice": None,
     "stored": Plan(),
     "by-distance": Plan(planes=3),
@@ -77,18 +76,15 @@ VARIANTS: dict[str, Plan | Keyed | None] = {  # plans of the backward pass; None
     "no-prefetch": Plan(prefetch=False),
     "two-stages": Plan(stages=2),
     "registers": Plan(registers=None),
-    "keyed": Keyed(),
-    "keyed-1": Keyed(stages=1),
 }
 FORWARD = {  # launch options of the forward kernel
     "in-turn": fused.Launch(64, 4, 2, fused.HALF, 168),
     "table": fused.Launch(64, 4, 2, fused.HALF, 168, table=True),
     "ahead": fused.Launch(64, 4, 2, fused.HALF, 168, ahead=True),
     "warp-3": fused.Launch(64, 4, 3, fused.WARP),
-    # For heads of 128; by default warp-2 and one program per multiprocessor.
-    "half-1-ahead": fused.Launch(64, 4, 1, fused.HALF, ahead=True, table=True),  # two programs, loads are awaited
-    "half-2-ahead": fused.Launch(64, 4, 2, fused.HALF, ahead=True, table=True),  # one program
-    "still-2-ahead": fused.Launch(64, 4, 2, fused.STILL, ahead=True),  # two programs
+    # For heads of 128.
+    "still": fused.Launch(64, 4, 2, fused.STILL, ahead=True),  # two programs per multiprocessor, the default
+    "warp-2": fused.Launch(64, 4, 2, fused.WARP),  # one program, the default before
 }
 DEFAULT = "today,stored,by-distance,no-prefetch,ring-416,lag-32,lag-64,keys-2048,keys-all"
 BOUND = 1.5e-2

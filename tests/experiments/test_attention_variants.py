@@ -22,20 +22,20 @@ def test_variants_that_fail_or_never_end_are_left_out(
         jobs.append(command[-1])
         if command[-1] == "2048:twice":
             raise subprocess.TimeoutExpired(command, timeout)
-        return subprocess.CompletedProcess(command, int(command[-1] in ("512:keyed", "2048:stored")))
+        return subprocess.CompletedProcess(command, int(command[-1] in ("512:by-distance", "2048:stored")))
 
     monkeypatch.setattr(program.subprocess, "run", run)
-    variants = ["today", "twice", "stored", "ring-416", "keyed", "table+stored"]
+    variants = ["today", "twice", "stored", "ring-416", "by-distance", "table+stored"]
     working = program.compile_all(["512", "2048"], variants)
     assert working == {
         "512": ["today", "twice", "stored", "ring-416", "table+stored"],
-        "2048": ["today", "keyed", "table+stored"],  # a ring of another size is the same kernel
+        "2048": ["today", "by-distance", "table+stored"],  # a ring of another size is the same kernel
     }
     assert sorted(jobs) == sorted(
         f"{shape}:{name}"
         for shape in ("512", "2048")
-        for name in ("flex", "today", "twice", "stored", "keyed", "table+stored")
+        for name in ("flex", "today", "twice", "stored", "by-distance", "table+stored")
     )
     assert capsys.readouterr().out.splitlines() == [
-        f"{job} failed and is left out" for job in ("512:keyed", "2048:twice", "2048:stored")
+        f"{job} failed and is left out" for job in ("512:by-distance", "2048:twice", "2048:stored")
     ]

@@ -107,10 +107,11 @@ def test_interpreted_forms_of_the_forward_kernel(
         (64, fused.Launch(64, 4, 2, fused.HALF, 168)),
         (64, fused.Launch(64, 4, 2, fused.HALF, 168, ahead=True)),
         (64, fused.Launch(64, 4, 2, fused.BLOCK)),
-        (128, fused.Launch(64, 4, 2, fused.HALF, ahead=True, table=True)),
+        (128, fused.Launch(64, 4, 2, fused.WARP)),
         (128, fused.Launch(64, 4, 2, fused.STILL, ahead=True)),
+        (128, fused.Launch(64, 4, 2, fused.STILL)),
     ],
-    ids=["in-turn", "ahead", "block", "wide-ahead", "wide-still"],
+    ids=["in-turn", "ahead", "block", "wide-warp", "wide-still", "wide-in-turn"],
 )
 def test_forms_of_the_forward_kernel(
     D: int, how: fused.Launch, L: int, M: int, window: int | None, monkeypatch: pytest.MonkeyPatch

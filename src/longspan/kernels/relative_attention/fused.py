@@ -74,9 +74,11 @@ def launch(kernel: str, query: Tensor, keys: int, *, plain: bool = True) -> Laun
         return Launch(32, 4, 1, BLOCK)
     hopper, wide = is_hopper(query.device), query.shape[-1] > 64
     if kernel == "forward":
-        if hopper and not wide:  # 168 registers: three programs per multiprocessor
-            return Launch(64, 4, 2, HALF, 168, ahead=True, table=True)
-        return Launch(64, 4, 2 if wide else 3, WARP if hopper else BLOCK)
+        if not hopper:
+            return Launch(64, 4, 2 if wide else 3, BLOCK)
+        if wide:  # two programs per multiprocessor
+            return Launch(64, 4, 2, STILL, ahead=True)
+        return Launch(64, 4, 2, HALF, 168, ahead=True, table=True)  # 168 registers: three programs
     registers = 168 if hopper and not wide and kernel == "query" and plain else None  # others would spill
     return Launch(64, 4, 1 if wide else 2, HALF if hopper else BLOCK, registers)
 

@@ -263,6 +263,7 @@ def forward_kernel(
             farthest, 0, 0, older, qu, qw, base, key, distance, stride_kl, stride_dc, bh, H, i0, M, L, C,
             D, BD, T, SLIDE, PRECISION, TMA, TABLE,
         )  # fmt: skip
+        carry_back(base, 0, ready, T, SLIDE)
     after = complete + 1
     if SPLIT:
         after = tl.maximum(after, nearest)

@@ -1,4 +1,4 @@
-"""The bundled model, used where no model is named: a small one trained on English novels. docs/bundled_model.md"""
+"""The bundled model, used where no model is named: a small one trained on English novels and other books. docs/bundled_model.md"""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from longspan.errors import CheckpointError
 FOLDER = Path(__file__).parent / "novels"
 PAGE = FOLDER.parent / "page.txt"
 """A page of English prose that was written for longspan, so no model has seen it."""
-ABOUT = "the bundled model, trained on English novels"
+ABOUT = "the bundled model, trained on English novels and other books"
 
 
 def is_installed() -> bool:

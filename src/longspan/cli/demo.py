@@ -60,8 +60,8 @@ def _show_bundled(device: "torch.device") -> "list[Row]":
 
     model = load(device=device)
     print(
-        f"1. The bundled model has {model.parameter_count:,} parameters and was trained on 90 English novels.\n"
-        "   It reads and generates bytes. It continues this opening:\n"
+        f"1. The bundled model has {model.parameter_count:,} parameters and was trained on English novels and\n"
+        "   other books. It reads and generates bytes. It continues this opening:\n"
     )
     _print_continuation(model, OPENING, CONTINUATION)
     content = PAGE.read_bytes()

@@ -46,13 +46,13 @@ bundled: $(VENV)/.ready         ## RUN=folder: makes the bundled model, its card
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --constraint constraints.txt \
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt \
 	    --editable ".[dev,plots,zstd,arrow,serve,write,brotli,hf,onnx,metrics]"
 	touch $@
 
 $(VENV)/.docs-ready: $(VENV)/.ready
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[docs]"
 	touch $@
 
 .venv-parity/.ready: tests/parity/requirements.txt

@@ -1,4 +1,4 @@
-"""The bundled model, used where no model is named: a small one trained on English novels and other books. docs/bundled_model.md"""
+"""The bundled model, used where no model is named: a small one trained on English books. docs/bundled_model.md"""
 
 from pathlib import Path
 

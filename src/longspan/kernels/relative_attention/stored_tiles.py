@@ -39,6 +39,21 @@ LOAD_SUMS = asm(*(f"ld.global.v4.f32 {_four(k)}, [$64 + {512 * k}];" for k in ra
 LOAD_SUMS_WITH = tl.constexpr(",".join(["=f"] * 32 + ["f"] * 32 + ["l"] * 32))
 
 
+def _fetch() -> tl.constexpr:
+    """The inverse of `_store`. Operands: 16 words of two numbers, 32 numbers and 32 addresses; of these only the first
+    address is used."""
+    lines = []
+    for row in (0, 1):
+        for half in (0, 1):
+            words = ", ".join(f"${row + 2 * (4 * half + n)}" for n in range(4))
+            lines.append(f"ld.global.cg.v4.b32 {{{words}}}, [$48 + {2 * 64 * 8 * row + 64 * half}];")
+    return asm(*lines)
+
+
+FETCH = _fetch()
+FETCH_WITH = tl.constexpr(",".join(["=r"] * 16 + ["f"] * 32 + ["l"] * 32))
+
+
 # Thread t prefetches part t of $3 parts of $4 bytes, $2 bytes apart from $1 on.
 PREFETCH_PARTS = asm(
     ".reg .pred p; .reg .b32 t; .reg .b64 from; mov.u32 t, %tid.x; setp.lt.s32 p, t, $3;",
@@ -72,6 +87,19 @@ def store_tile(to, tile, PLANE: tl.constexpr, T: tl.constexpr, SLIDE: tl.constex
             tl.inline_asm_elementwise(STORE_2, STORE_WITH, [tile, addresses], tl.int32, False, 32)
     else:
         tl.store(to + PLANE * T * T + rows * T + columns, tile)
+
+
+@triton.jit
+def fetch_tile(base, like, T: tl.constexpr, SLIDE: tl.constexpr):
+    """A stored [T, T] tile in the register layout of `like`, a result of a product, its columns in their own order."""
+    rows = tl.arange(0, T)[:, None]
+    columns = tl.arange(0, T)[None, :]
+    if SLIDE == HALF:
+        addresses = base.to(tl.int64) + rows * (2 * T) + columns * 8
+        tile = tl.inline_asm_elementwise(FETCH, FETCH_WITH, [like, addresses], tl.bfloat16, False, 32)
+    else:
+        tile = tl.load(base + rows * T + columns)
+    return tile
 
 
 @triton.jit

@@ -137,8 +137,8 @@ def readers_of(c, M, window, blocks, T: tl.constexpr, WINDOW: tl.constexpr):
 def store_keys(
     grad_k, received, u, w, key, grad_key, grad_u, stride_kl, stride_xl, j, K, D: tl.constexpr, BD: tl.constexpr
 ):  # fmt: skip
-    """Store the gradients of the keys j, so far due to q + w, and their share of that of u. `received` are the sums of
-    their score gradients, as a column."""
+    """Store the gradients of the keys j, so far due to q + w, and the share of these keys in the gradient of u.
+    `received` is a column: the sum of the score gradients of each key."""
     columns = tl.arange(0, BD)
     here = ((j >= 0) & (j < K))[:, None] & (columns < D)[None, :]
     grad_k += received * bias_change(u, w, D, BD)
@@ -193,8 +193,8 @@ def read_keys(
 
 @triton.jit
 def awaited(sums, SLIDE: tl.constexpr):
-    """The same numbers. A product that is still running at the end of a loop would make ptxas run all products of the
-    kernel one after the other."""
+    """The same numbers. If a product were still running at the end of an iteration, ptxas would serialise all products
+    of the kernel."""
     if SLIDE == HALF:
         sums = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [sums], tl.float32, True, 1)
     return sums

@@ -13,14 +13,19 @@ from longspan.kernels.relative_attention.fused_slide import HALF
 from longspan.kernels.relative_attention.slide_ptx import asm
 
 
+def _vectors(first: int) -> list[tuple[int, str]]:
+    """Places of the 16 words of a thread in a tile, four at a time: offset in bytes, and operands from $first on."""
+    return [
+        (2 * 64 * 8 * row + 64 * half, "{" + ", ".join(f"${first + row + 2 * (4 * half + n)}" for n in range(4)) + "}")
+        for row in (0, 1)  # eight rows apart
+        for half in (0, 1)
+    ]
+
+
 def _store(plane: int) -> tl.constexpr:
     """Operands: 32 outputs, 16 words of two numbers, 32 addresses of which only the first is used."""
-    lines = []
-    for row in (0, 1):  # eight rows apart
-        for half in (0, 1):
-            words = ", ".join(f"${32 + row + 2 * (4 * half + n)}" for n in range(4))
-            lines.append(f"st.global.v4.b32 [$48 + {2 * 64 * 64 * plane + 2 * 64 * 8 * row + 64 * half}], {{{words}}};")
-    return asm(*lines)
+    start = 2 * 64 * 64 * plane
+    return asm(*(f"st.global.v4.b32 [$48 + {start + offset}], {words};" for offset, words in _vectors(32)))
 
 
 STORE_0, STORE_1, STORE_2 = _store(0), _store(1), _store(2)
@@ -39,18 +44,8 @@ LOAD_SUMS = asm(*(f"ld.global.v4.f32 {_four(k)}, [$64 + {512 * k}];" for k in ra
 LOAD_SUMS_WITH = tl.constexpr(",".join(["=f"] * 32 + ["f"] * 32 + ["l"] * 32))
 
 
-def _fetch() -> tl.constexpr:
-    """The inverse of `_store`. Operands: 16 words of two numbers, 32 numbers and 32 addresses; of these only the first
-    address is used."""
-    lines = []
-    for row in (0, 1):
-        for half in (0, 1):
-            words = ", ".join(f"${row + 2 * (4 * half + n)}" for n in range(4))
-            lines.append(f"ld.global.cg.v4.b32 {{{words}}}, [$48 + {2 * 64 * 8 * row + 64 * half}];")
-    return asm(*lines)
-
-
-FETCH = _fetch()
+# The inverse. Operands: 16 words of two numbers, 32 numbers that are not used, 32 addresses of which only the first is.
+FETCH = asm(*(f"ld.global.cg.v4.b32 {words}, [$48 + {offset}];" for offset, words in _vectors(0)))
 FETCH_WITH = tl.constexpr(",".join(["=r"] * 16 + ["f"] * 32 + ["l"] * 32))
 
 

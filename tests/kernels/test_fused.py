@@ -69,6 +69,24 @@ def test_interpreted_kernels_equal_the_reference(
     assert_close_to_reference(tensors, 2e-6, window, documents(B, L, M, "cpu") if resets else None)
 
 
+@interpreted
+def test_eager_calls_equal_the_custom_operation() -> None:
+    """Compiled models use the operation; eager calls skip it. Both refuse a second derivative."""
+    tensors = [tensor.requires_grad_() for tensor in draw(1, 2, 20, 30, 16, None, "cpu", torch.float32)]
+    eager = fused.relative_attention(*tensors, window=25)
+    operation = fused._forward(*tensors, None, None, 25, 0.0, 0.0)[0]
+    assert torch.equal(eager, operation)
+    grad = torch.randn_like(eager)
+    for ours, theirs in zip(
+        torch.autograd.grad(eager, tensors, grad), torch.autograd.grad(operation, tensors, grad), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+    for function in (fused.relative_attention, lambda *some: fused._forward(*some, None, None, 0, 0.0, 0.0)[0]):
+        (first,) = torch.autograd.grad(function(*tensors).sum(), tensors[0], create_graph=True)
+        with pytest.raises(RuntimeError, match="no autograd formula"):
+            first.sum().backward()
+
+
 def use_forward(monkeypatch: pytest.MonkeyPatch, how: fused.Launch) -> None:
     launch = fused.launch
     monkeypatch.setattr(

@@ -64,8 +64,6 @@ VARIANTS: dict[str, Plan | None] = {  # plans of the backward pass; None compute
     "twice": None,
     "stored": Plan(),
     "by-distance": Plan(planes=3),
-    "weights": Plan(planes=1, keys=3072),  # at memory 2048 all keys of a row are one cell
-    "weights-416": Plan(planes=1, keys=3072, limit=416 * MIB),
     "ring-104": Plan(limit=104 * MIB),
     "ring-416": Plan(limit=416 * MIB),
     "lag-32": Plan(ahead=256, limit=416 * MIB),

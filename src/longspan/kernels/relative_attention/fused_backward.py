@@ -61,8 +61,8 @@ def query_span(
 ):  # fmt: skip
     """Tiles far, far-1, ..., near of one block of queries. The gradient of a distance is complete after two tiles.
 
-    With PLANES, tile n is also stored, n places before `stored`: the weights, with two planes the gradients of the
-    scores, and with three those by distance (stored_backward.py). A single plane has the weights before dropout.
+    With PLANES, tile n is also stored, n places before `stored`: the weights, the gradients of the scores, and with
+    three planes those by distance (stored_backward.py).
     """
     K = M + L
     i = i0 + tl.arange(0, T)
@@ -90,12 +90,12 @@ def query_span(
         if DROPOUT:
             keep = kept(seed, bh, i[:, None], j[None, :], K, dropout)
             grads = tl.where(keep, grads / (1 - dropout), 0.0)
-            if PLANES > 1:
+            if PLANES > 0:
                 used = tl.where(keep, weights / (1 - dropout), 0.0)
         if PLANES > 0:
             store_tile(stored - n * (PLANES * T * T), used.to(k.dtype), 0, T, SLIDE)
         grads = weights * (grads * scale - delta[:, None])
-        if PLANES > 1:
+        if PLANES > 0:
             store_tile(stored - n * (PLANES * T * T), grads.to(k.dtype), 1, T, SLIDE)
         total = tl.dot(grads.to(k.dtype), k, total, input_precision=PRECISION)
         by_distance = unslide(grads, base, done + step, before, T, SLIDE).to(k.dtype)

@@ -21,9 +21,9 @@ class Plan:
 
     limit: int = 208 << 20  # bytes of stored tiles
     keys: int = 1024  # of a cell; more keys are split
-    planes: int = 2  # 1: weights only; 3: also gradients by distance, instead of atomics for every tile
+    planes: int = 2  # 3: also gradients by distance, instead of atomics for every tile
     ahead: int = 384  # producers that start before the readers of their cells; about as many as run at a time
-    stages: int = 3  # of the loops that read; heads wider than 64 and a single plane have at most two
+    stages: int = 3  # of the loops that read; heads wider than 64 have at most two
     prefetch: bool = True  # into the L2 cache, all tiles of a reader
     registers: int | None = 168
 
@@ -65,7 +65,7 @@ class Plan:
             cells.slots, cells.count, cells.lag, cells.ring, cells.blocks, cells.tiles, cells.all_tiles,
             D=D, BD=BD, T=T, WINDOW=window > 0, DROPOUT=dropout > 0.0, SLIDE=how.slide,
             PRECISION="ieee" if query.dtype == torch.float32 else "tf32", PLANES=self.planes, SPLIT=cells.split,
-            STAGES=self.stages if D <= 64 and self.planes > 1 else min(self.stages, 2), PREFETCH=self.prefetch,
+            STAGES=self.stages if D <= 64 else min(self.stages, 2), PREFETCH=self.prefetch,
             num_warps=how.num_warps, num_stages=how.num_stages, **registers,
         )  # fmt: skip
         return grad_query, grad_key, grad_value, grad_distance, grad_biases, grad_u

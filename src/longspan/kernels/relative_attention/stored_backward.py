@@ -4,8 +4,7 @@ A cell is a part of the keys of one row and head (a slot). Its P producers, one 
 kernel of fused_backward.py and also store weights and gradients of the scores, in bfloat16. Its readers then need two
 products per tile instead of six, and no shift: the position scores are not computed again. With three planes the
 gradients are also stored by distance, and more readers sum those of the position table, so that producers have no
-atomics. With one plane only weights are stored, half as much. Readers then compute the gradients of the scores again:
-three products per tile, still without a shift.
+atomics.
 
 Programs take tickets, so they start in the order of the tickets, and a program waits only for smaller tickets: waits
 end. Cells are in the order (part of the keys, slot). The readers of a cell come LAG cells after its producers, so that
@@ -22,22 +21,14 @@ import triton
 import triton.language as tl
 
 from longspan.kernels.relative_attention.fused_backward import bias_change, query_span
-from longspan.kernels.relative_attention.fused_forward import LENGTHS, kept, load_distances, load_rows, reach
+from longspan.kernels.relative_attention.fused_forward import LENGTHS, load_distances, load_rows, reach
 from longspan.kernels.relative_attention.fused_slide import (
-    HALF,
     in_registers,
     keep_first,
     rolling_buffer,
 )
 from longspan.kernels.relative_attention.stored_flags import count_one, take_ticket, wait_until
-from longspan.kernels.relative_attention.stored_tiles import (
-    column_at,
-    fetch_tile,
-    load_sums,
-    load_tile,
-    prefetch,
-    store_sums,
-)
+from longspan.kernels.relative_attention.stored_tiles import column_at, load_sums, load_tile, prefetch, store_sums
 
 
 @triton.jit
@@ -124,31 +115,6 @@ def produce(
 
 
 @triton.jit
-def readers_of(c, M, window, blocks, T: tl.constexpr, WINDOW: tl.constexpr):
-    """The first and the last block of queries that sees column c of tiles, and the column's first key."""
-    before = (M + T - 1) // T  # columns of tiles before the segment
-    last = blocks - 1
-    if WINDOW:
-        last = tl.minimum(last, c - before + (window - 2 + T) // T)
-    return tl.maximum(c - before, 0), last, (c - before) * T + M
-
-
-@triton.jit
-def store_keys(
-    grad_k, received, u, w, key, grad_key, grad_u, stride_kl, stride_xl, j, K, D: tl.constexpr, BD: tl.constexpr
-):  # fmt: skip
-    """Store the gradients of the keys j, so far due to q + w, and the share of these keys in the gradient of u.
-    `received` is a column: the sum of the score gradients of each key."""
-    columns = tl.arange(0, BD)
-    here = ((j >= 0) & (j < K))[:, None] & (columns < D)[None, :]
-    grad_k += received * bias_change(u, w, D, BD)
-    tl.store(grad_key + j[:, None] * stride_xl + columns[None, :], grad_k.to(grad_key.dtype.element_ty), mask=here)
-    # The gradient of u is the sum of the keys, each weighted by the sum of its score gradients.
-    k = load_rows(key, j, stride_kl, K, D, BD)
-    tl.store(grad_u + columns, tl.sum(received * k.to(tl.float32), 0), mask=columns < D)
-
-
-@triton.jit
 def read_keys(
     stored, u, w, with_w, grad, key, grad_key, grad_value, grad_u,
     stride_gl, stride_kl, stride_xl, stride_yl, bh, c, L, M, window, first_tile, blocks, tiles, all_tiles,
@@ -159,14 +125,18 @@ def read_keys(
 
     A loop for each needs half of the shared memory per stage that one loop for both would need.
     """
-    first, last, j0 = readers_of(c, M, window, blocks, T, WINDOW)
+    before = (M + T - 1) // T  # columns of tiles before the segment
+    first = tl.maximum(c - before, 0)
+    last = blocks - 1
+    if WINDOW:
+        last = tl.minimum(last, c - before + (window - 2 + T) // T)
     stored += (c - first_tile) * (PLANES * T * T)
     if PREFETCH:
         step = tiles * (PLANES * T * T)
         prefetch(stored + first * step, step, last + 1 - first, 2, T, SLIDE)
     with_w += bh.to(tl.int64) * L * D
     columns = tl.arange(0, BD)
-    j = j0 + column_at(tl.arange(0, T), SLIDE)
+    j = (c - before) * T + M + column_at(tl.arange(0, T), SLIDE)
     here = ((j >= 0) & (j < M + L))[:, None] & (columns < D)[None, :]
     element = grad_key.dtype.element_ty
 
@@ -187,70 +157,12 @@ def read_keys(
         grad_k = tl.dot(tl.trans(grads), qw, grad_k, input_precision=PRECISION)
         received = tl.dot(tl.trans(grads), ones, received, input_precision=PRECISION)
     received = tl.sum(received, 1)[:, None] / 16
-    grad_u += (bh * all_tiles + c) * D
-    store_keys(grad_k, received, u, w, key, grad_key, grad_u, stride_kl, stride_xl, j, M + L, D, BD)
-
-
-@triton.jit
-def awaited(sums, SLIDE: tl.constexpr):
-    """The same numbers. If a product were still running at the end of an iteration, ptxas would serialise all products
-    of the kernel."""
-    if SLIDE == HALF:
-        sums = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [sums], tl.float32, True, 1)
-    return sums
-
-
-@triton.jit
-def read_weights(
-    stored, u, w, with_w, grad, key, value, delta, seed_ptr, grad_key, grad_value, grad_u,
-    stride_gl, stride_kl, stride_vl, stride_xl, stride_yl,
-    bh, c, L, M, window, scale, dropout, first_tile, blocks, tiles, all_tiles,
-    D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr,
-    SLIDE: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, PREFETCH: tl.constexpr,
-):  # fmt: skip
-    """Gradients of one block of keys and values from stored weights."""
-    first, last, j0 = readers_of(c, M, window, blocks, T, WINDOW)
-    stored += (c - first_tile) * (T * T)
-    if PREFETCH:
-        prefetch(stored + first * tiles * (T * T), tiles * (T * T), last + 1 - first, 1, T, SLIDE)
-    with_w += bh.to(tl.int64) * L * D
-    delta += bh.to(tl.int64) * L
-    columns = tl.arange(0, BD)
-    j = j0 + tl.arange(0, T)
-    here = ((j >= 0) & (j < M + L))[:, None] & (columns < D)[None, :]
-    element = grad_key.dtype.element_ty
-    v = load_rows(value, j, stride_vl, M + L, D, BD)
-    seed = 0
-    if DROPOUT:
-        seed = tl.load(seed_ptr)
-    grad_k = tl.zeros([T, BD], tl.float32)
-    grad_v = tl.zeros([T, BD], tl.float32)
-    received = tl.zeros([T // 16, 8, T], tl.float32)
-    for block in tl.range(first, last + 1, num_stages=STAGES, disable_licm=True):
-        i = block * T + tl.arange(0, T)
-        g = load_rows(grad, i, stride_gl, L, D, BD)
-        qw = load_rows(with_w, i, D, L, D, BD)
-        if BD == T:  # the load starts before the product
-            tile = fetch_tile(stored + block * tiles * (T * T), grad_v, T, SLIDE)
-        grads = tl.dot(g, tl.trans(v), input_precision=PRECISION)
-        if BD != T:
-            tile = fetch_tile(stored + block * tiles * (T * T), grads, T, SLIDE)
-        weights = tile.to(tl.float32)
-        if DROPOUT:
-            keep = kept(seed, bh, i[:, None], j[None, :], M + L, dropout)
-            grads = tl.where(keep, grads / (1 - dropout), 0.0)
-            tile = tl.where(keep, weights / (1 - dropout), 0.0).to(element)
-        grad_v = tl.dot(tl.trans(tile), g, grad_v, input_precision=PRECISION)
-        row_delta = tl.load(delta + i, mask=i < L, other=0.0) * scale
-        grads = weights * (grads * scale - row_delta[:, None])
-        # Rows eight apart are in the same thread.
-        received += tl.sum(tl.reshape(grads, [T // 16, 2, 8, T]), 1)
-        grad_k = awaited(tl.dot(tl.trans(grads.to(element)), qw, grad_k, input_precision=PRECISION), SLIDE)
-        grad_v = awaited(grad_v, SLIDE)
-    tl.store(grad_value + j[:, None] * stride_yl + columns[None, :], grad_v.to(element), mask=here)
-    received = tl.sum(tl.sum(received, 0), 0)[:, None]
-    grad_u += (bh * all_tiles + c) * D
-    store_keys(grad_k, received, u, w, key, grad_key, grad_u, stride_kl, stride_xl, j, M + L, D, BD)
+    grad_k += received * bias_change(u, w, D, BD)  # so far it was due to q + w instead of q + u
+    tl.store(grad_key + j[:, None] * stride_xl + columns[None, :], grad_k.to(element), mask=here)
+    # The gradient of u is the sum of the keys, each weighted by the sum of its score gradients.
+    k = load_rows(key, j, stride_kl, M + L, D, BD)
+    share = tl.sum(received * k.to(tl.float32), 0)
+    tl.store(grad_u + (bh * all_tiles + c) * D + columns, share, mask=columns < D)
 
 
 @triton.jit
@@ -342,21 +254,12 @@ def stored_kernel(
         wait_until(ready + cell, blocks, flags, grad_distance, SLIDE)
         if place < tiles:
             if first_tile + place < end_tile:
-                if PLANES == 1:
-                    read_weights(
-                        stored, u, w, with_w, grad, key, value + b * stride_vb + h * stride_vh, delta, seed_ptr,
-                        grad_key + b * stride_xb + h * stride_xh, grad_value + b * stride_yb + h * stride_yh, grad_u,
-                        stride_gl, stride_kl, stride_vl, stride_xl, stride_yl, bh, first_tile + place, L, M, window,
-                        scale, dropout, first_tile, blocks, columns, all_tiles,
-                        D, BD, T, WINDOW, DROPOUT, SLIDE, PRECISION, STAGES, PREFETCH,
-                    )  # fmt: skip
-                else:
-                    read_keys(
-                        stored, u, w, with_w, grad, key, grad_key + b * stride_xb + h * stride_xh,
-                        grad_value + b * stride_yb + h * stride_yh, grad_u, stride_gl, stride_kl, stride_xl, stride_yl,
-                        bh, first_tile + place, L, M, window, first_tile, blocks, columns, all_tiles,
-                        D, BD, T, WINDOW, SLIDE, PRECISION, PLANES, STAGES, PREFETCH,
-                    )  # fmt: skip
+                read_keys(
+                    stored, u, w, with_w, grad, key, grad_key + b * stride_xb + h * stride_xh,
+                    grad_value + b * stride_yb + h * stride_yh, grad_u, stride_gl, stride_kl, stride_xl, stride_yl,
+                    bh, first_tile + place, L, M, window, first_tile, blocks, columns, all_tiles,
+                    D, BD, T, WINDOW, SLIDE, PRECISION, PLANES, STAGES, PREFETCH,
+                )  # fmt: skip
         elif PLANES == 3:
             n = (M + T - 1) // T + blocks - 1 - first_tile - (place - tiles)
             read_distances(

@@ -13,19 +13,14 @@ from longspan.kernels.relative_attention.fused_slide import HALF
 from longspan.kernels.relative_attention.slide_ptx import asm
 
 
-def _vectors(first: int) -> list[tuple[int, str]]:
-    """Places of the 16 words of a thread in a tile, four at a time: offset in bytes, and operands from $first on."""
-    return [
-        (2 * 64 * 8 * row + 64 * half, "{" + ", ".join(f"${first + row + 2 * (4 * half + n)}" for n in range(4)) + "}")
-        for row in (0, 1)  # eight rows apart
-        for half in (0, 1)
-    ]
-
-
 def _store(plane: int) -> tl.constexpr:
     """Operands: 32 outputs, 16 words of two numbers, 32 addresses of which only the first is used."""
-    start = 2 * 64 * 64 * plane
-    return asm(*(f"st.global.v4.b32 [$48 + {start + offset}], {words};" for offset, words in _vectors(32)))
+    lines = []
+    for row in (0, 1):  # eight rows apart
+        for half in (0, 1):
+            words = ", ".join(f"${32 + row + 2 * (4 * half + n)}" for n in range(4))
+            lines.append(f"st.global.v4.b32 [$48 + {2 * 64 * 64 * plane + 2 * 64 * 8 * row + 64 * half}], {{{words}}};")
+    return asm(*lines)
 
 
 STORE_0, STORE_1, STORE_2 = _store(0), _store(1), _store(2)
@@ -42,11 +37,6 @@ STORE_SUMS = asm(*(f"st.global.v4.f32 [$64 + {512 * k}], {_four(32 + k)};" for k
 STORE_SUMS_WITH = tl.constexpr(",".join(["=r"] * 32 + ["f"] * 32 + ["l"] * 32))
 LOAD_SUMS = asm(*(f"ld.global.v4.f32 {_four(k)}, [$64 + {512 * k}];" for k in range(0, 32, 4)))
 LOAD_SUMS_WITH = tl.constexpr(",".join(["=f"] * 32 + ["f"] * 32 + ["l"] * 32))
-
-
-# The inverse. Operands: 16 words of two numbers, 32 numbers that are not used, 32 addresses of which only the first is.
-FETCH = asm(*(f"ld.global.cg.v4.b32 {words}, [$48 + {offset}];" for offset, words in _vectors(0)))
-FETCH_WITH = tl.constexpr(",".join(["=r"] * 16 + ["f"] * 32 + ["l"] * 32))
 
 
 # Thread t prefetches part t of $3 parts of $4 bytes, $2 bytes apart from $1 on.
@@ -82,19 +72,6 @@ def store_tile(to, tile, PLANE: tl.constexpr, T: tl.constexpr, SLIDE: tl.constex
             tl.inline_asm_elementwise(STORE_2, STORE_WITH, [tile, addresses], tl.int32, False, 32)
     else:
         tl.store(to + PLANE * T * T + rows * T + columns, tile)
-
-
-@triton.jit
-def fetch_tile(base, like, T: tl.constexpr, SLIDE: tl.constexpr):
-    """A stored [T, T] tile in the register layout of `like`, a result of a product, its columns in their own order."""
-    rows = tl.arange(0, T)[:, None]
-    columns = tl.arange(0, T)[None, :]
-    if SLIDE == HALF:
-        addresses = base.to(tl.int64) + rows * (2 * T) + columns * 8
-        tile = tl.inline_asm_elementwise(FETCH, FETCH_WITH, [like, addresses], tl.bfloat16, False, 32)
-    else:
-        tile = tl.load(base + rows * T + columns)
-    return tile
 
 
 @triton.jit

@@ -27,6 +27,7 @@ def test_prints_writes_and_repeats(table: Path, tmp_path: Path, capsys: pytest.C
     shown = capsys.readouterr().out
     assert "from smaller models" in shown
     assert "no clear difference" in shown
+    assert "at equal N and D" in shown
     first = json.loads((tmp_path / "found" / "scaling.json").read_text())
     assert {path.name for path in (tmp_path / "found").iterdir()} >= {"scaling.png", "scaling.svg", "points.csv"}
     rows = (tmp_path / "found" / "points.csv").read_text().splitlines(keepends=True)
@@ -38,7 +39,15 @@ def test_prints_writes_and_repeats(table: Path, tmp_path: Path, capsys: pytest.C
     assert [one["count"] for one in again["fits"]] == ["non_embedding", "parameters"]
 
 
-@pytest.mark.parametrize("args", [["--resamples", "3"], ["--by"]])
+def test_small_models_can_be_left_out(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = sorted({point.non_embedding for point in points(models=4)})
+    assert run(["scaling", str(table), "--resamples", "20", "--smallest", str(sizes[1]), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {point["non_embedding"] for point in found["points"]} == set(sizes[1:])
+    assert "left out: fewer than" in found["notes"][-1]
+
+
+@pytest.mark.parametrize("args", [["--resamples", "3"], ["--by"], ["--smallest", "1000000000000"]])
 def test_wrong_options_are_one_sentence(args: list[str], table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["scaling", str(table), *args]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longspan.cli.options import Json, note, print_json
-from longspan.errors import ConfigError
+from longspan.errors import ConfigError, counted
 
 if TYPE_CHECKING:
+    from longspan.experiments.scaling.points import Point
     from longspan.experiments.scaling.study import Difference, Study
 
 
@@ -21,6 +22,9 @@ def scaling(
     by: Annotated[
         str, typer.Option("--by", metavar="KEY", help="Fit runs with different values of this key separately.")
     ] = "training.memory",
+    smallest: Annotated[
+        int, typer.Option("--smallest", metavar="N", help="Leave out models with fewer parameters without embeddings.")
+    ] = 0,
     resamples: Annotated[int, typer.Option("--resamples", help="Number of bootstrap resamples.")] = 1000,
     out: Annotated[
         Path | None,
@@ -34,7 +38,7 @@ def scaling(
     """
     from longspan.experiments.run_facts import facts_of_runs
     from longspan.experiments.scaling.points import read_points, write_csv
-    from longspan.experiments.scaling.study import COUNTS, differences, studies
+    from longspan.experiments.scaling.study import COUNTS, differences, gaps, studies
 
     if resamples < 20:
         raise ConfigError(f"--resamples {resamples} must be at least 20")
@@ -46,6 +50,7 @@ def scaling(
     points, notes = read_points(runs, by)
     if not points:
         raise ConfigError(f"none of the runs is finished: {notes[0]}")
+    points = _large_enough(points, smallest, notes)
     found = {count: studies(points, count, resamples=resamples) for count in COUNTS}
     apart = {count: differences(each) for count, each in found.items()}
     result: dict[str, Any] = {
@@ -53,6 +58,7 @@ def scaling(
         "differences": [
             {"count": count} | vars(one) | {"clear": one.clear} for count, each in apart.items() for one in each
         ],
+        "gaps": [vars(one) for one in gaps(points)],
         "points": [vars(point) for point in points],
         "runs": facts_of_runs(runs),
         "notes": notes,
@@ -70,8 +76,24 @@ def scaling(
         note(line)
     for count, each in found.items():
         _print_table(count, each, apart[count])
+    for gap in gaps(points):
+        between, pairs = f"{gap.second} minus {gap.first}", counted(gap.runs, "pair")
+        middle = f"half of them from {gap.quarter:+.4f} to {gap.three_quarters:+.4f}"
+        print(f"{between} at equal N and D, {pairs}: median {gap.median:+.4f} bits, {middle}")
     if out is not None:
         print(f"the figure is in {out / 'scaling.png'}")
+
+
+def _large_enough(points: "list[Point]", smallest: int, notes: list[str]) -> "list[Point]":
+    """The points with at least so many parameters. A note says how many are left out."""
+    kept = [point for point in points if point.non_embedding >= smallest]
+    if not kept:
+        largest = max(point.non_embedding for point in points)
+        raise ConfigError(f"--smallest {smallest}: the largest model has {largest:,} parameters without embeddings")
+    if len(kept) < len(points):
+        left_out = counted(len(points) - len(kept), "run")
+        notes.append(f"{left_out} left out: fewer than {smallest:,} parameters without embeddings")
+    return kept
 
 
 def _print_table(count: str, found: "list[Study]", apart: "list[Difference]") -> None:

@@ -7,7 +7,7 @@ import pytest
 from longspan.errors import ConfigError, DataError
 from longspan.experiments.scaling.law import Law
 from longspan.experiments.scaling.points import Point, read_points, write_csv
-from longspan.experiments.scaling.study import Study, bootstrap, differences, interval, studies, study
+from longspan.experiments.scaling.study import Study, bootstrap, differences, gaps, interval, studies, study
 from longspan.training.recipe import load_recipe
 
 TRUE = Law(0.9, 40.0, 120.0, 0.35, 0.37)
@@ -44,6 +44,18 @@ def test_intervals_cover_at_the_stated_rate() -> None:
             inside += low <= getattr(TRUE, name) <= high
     least = 0.95 * 2 * trials - 4 * (2 * trials * 0.95 * 0.05) ** 0.5 - 0.05 * 2 * trials
     assert inside >= least
+
+
+def test_gaps_are_between_runs_of_equal_size() -> None:
+    def run(group: str, parameters: int, tokens: int, bits: float) -> Point:
+        return Point("", group, parameters, parameters, tokens, bits, 0.0)
+
+    first = [run("a", 10, 1, 2.0), run("a", 10, 2, 1.5), run("a", 20, 1, 1.0), run("a", 30, 1, 9.0)]
+    second = [run("b", 20, 1, 1.25), run("b", 10, 1, 2.5), run("b", 10, 2, 1.5), run("b", 10, 3, 9.0)]
+    (gap,) = gaps([*first, *second])
+    assert (gap.first, gap.second, gap.runs) == ("a", "b", 3)
+    assert (gap.quarter, gap.median, gap.three_quarters) == (0.125, 0.25, 0.375)
+    assert gaps([first[0], second[0]]) == []
 
 
 def test_predicts_the_largest_model_from_the_others() -> None:

@@ -84,6 +84,19 @@ class Difference:
         return self.low > 0 or self.high < 0
 
 
+@dataclass(frozen=True)
+class Gap:
+    """Losses of the second group minus those of the first, in bits, of runs that have N and D in common."""
+
+    first: str
+    second: str
+    runs: int
+    """Pairs of runs."""
+    median: float
+    quarter: float
+    three_quarters: float
+
+
 def interval(values: Sequence[float]) -> Interval:
     low, high = np.quantile(np.asarray(values, np.float64), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
@@ -125,6 +138,21 @@ def differences(found: Sequence[Study]) -> list[Difference]:
             low, high = interval([getattr(b, name) - getattr(a, name) for a, b in pairs])
             value = getattr(second.law, name) - getattr(first.law, name)
             result.append(Difference(name, first.group, second.group, value, low, high))
+    return result
+
+
+def gaps(points: Sequence[Point]) -> list[Gap]:
+    """How the losses of two groups differ at equal parameters and tokens, for every pair of groups with such runs. This
+    does not depend on a law."""
+    groups: dict[str, dict[tuple[int, int], float]] = {}
+    for point in points:
+        groups.setdefault(point.group, {})[point.parameters, point.tokens] = point.bits
+    result = []
+    for (first, ours), (second, theirs) in itertools.combinations(groups.items(), 2):
+        apart = [theirs[size] - bits for size, bits in ours.items() if size in theirs]
+        if apart:
+            quarter, median, three_quarters = (float(each) for each in np.quantile(apart, [0.25, 0.5, 0.75]))
+            result.append(Gap(first, second, len(apart), median, quarter, three_quarters))
     return result
 
 

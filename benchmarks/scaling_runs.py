@@ -1,10 +1,10 @@
 """Trains the models of a scaling law, several at a time on one GPU, each for several budgets as decays of one run.
 
-    python benchmarks/scaling_runs.py RUNS --parallel 4            # 13 shapes with and without memory, on enwik8
+    python benchmarks/scaling_runs.py RUNS                         # 13 shapes with and without memory, on enwik8
     python benchmarks/scaling_runs.py RUNS --print                 # only print the commands
     longspan scaling RUNS --out RUNS/figures                       # the fits and the figure
 
-The folder of a run says memory, layers and width: RUNS/memory-512--12x512/steps-4000. A second call continues. Large
+The folder of a run says memory, layers and width: RUNS/memory-512--12x512/steps-3200. A second call continues. Large
 models start first, because the last one to end alone would leave the GPU idle. With NVIDIA's MPS, kernels of several
 processes run at the same time: start `nvidia-cuda-mps-control -d` before.
 """
@@ -20,7 +20,7 @@ from longspan.training.budgets import budget_folder
 
 # Layers and width: 0.1M to 41M parameters without embeddings. Heads have 32 or 64 units, which the fused kernel needs.
 SHAPES = "2x64 4x64 3x96 3x128 4x160 4x192 4x256 6x256 6x320 6x384 8x384 8x448 12x512"
-BUDGETS = "500,1000,2000,4000"
+BUDGETS = "400,800,1600,3200"
 
 
 def command(args: argparse.Namespace, shape: str, memory: int, out: Path) -> list[str]:
@@ -53,7 +53,7 @@ def main() -> int:
     parser.add_argument("--budgets", default=BUDGETS, help="steps")
     parser.add_argument("--decay", type=float, default=0.2)
     parser.add_argument("--seed", type=int, default=1111)
-    parser.add_argument("--parallel", type=int, default=4)
+    parser.add_argument("--parallel", type=int, default=6)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--print", action="store_true")
     args = parser.parse_args()

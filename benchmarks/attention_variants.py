@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from gpu import require_gpu
 from old_and_new import captured, milliseconds, save
 
 from longspan.cuda_graphs import CapturedStep
@@ -311,6 +312,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--compile", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    require_gpu()
     if given.compile:
         compile_one(*given.compile.split(":"))
         return

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from gpu import require_gpu
 
 from longspan.contract import Decoder, LanguageModel
 from longspan.cuda_graphs import GraphDecoder
@@ -253,4 +254,6 @@ if __name__ == "__main__":
     parts = {"one": one, "many": many}
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("part", choices=parts, help="batch 1 with memory 1600, or batch 64 with memory 512")
-    parts[parser.parse_args().part]()
+    part = parts[parser.parse_args().part]
+    require_gpu()
+    part()

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gpu import require_gpu
 from torch import nn
 
 from longspan.data import Encoded
@@ -314,6 +315,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    require_gpu()
     measure = functools.partial(parts[given.part], given)
     rows = measure()
     show(rows)

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gpu import require_gpu
 
 from longspan.data import Encoded
 from longspan.nn.lstm import LSTMLayer
@@ -106,6 +107,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    require_gpu()
     text, rows = random_text(), list[Row]()
     old, _, file = given.old.partition("=")
     for name in given.recipes:

@@ -1,0 +1,9 @@
+"""Shared by benchmarks that run only on a GPU."""
+
+import torch
+
+
+def require_gpu() -> None:
+    """End with one sentence where there is none."""
+    if not torch.cuda.is_available():
+        raise SystemExit("this benchmark needs a CUDA GPU, and torch finds none here")

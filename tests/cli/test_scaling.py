@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from longspan.cli.main import run
-from longspan.experiments.scaling.points import write_csv
+from longspan.experiments.scaling.points import Point, write_csv
 from tests.experiments.scaling.test_study import points
 
 pytest.importorskip("matplotlib")
@@ -27,7 +27,7 @@ def test_prints_writes_and_repeats(table: Path, tmp_path: Path, capsys: pytest.C
     shown = capsys.readouterr().out
     assert "from smaller models" in shown
     assert "no clear difference" in shown
-    assert "at equal N and D" in shown
+    assert "at equal size and tokens" in shown
     first = json.loads((tmp_path / "found" / "scaling.json").read_text())
     assert {path.name for path in (tmp_path / "found").iterdir()} >= {"scaling.png", "scaling.svg", "points.csv"}
     rows = (tmp_path / "found" / "points.csv").read_text().splitlines(keepends=True)
@@ -47,7 +47,18 @@ def test_small_models_can_be_left_out(table: Path, capsys: pytest.CaptureFixture
     assert "left out: fewer than" in found["notes"][-1]
 
 
-@pytest.mark.parametrize("args", [["--resamples", "3"], ["--by"], ["--smallest", "1000000000000"]])
+@pytest.mark.parametrize(
+    "args", [["--resamples", "3"], ["--by"], ["--smallest", "1000000000000"], ["--smallest", "-1"]]
+)
 def test_wrong_options_are_one_sentence(args: list[str], table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["scaling", str(table), *args]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_a_wrong_table_is_one_sentence(rows: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without rows, and with a run of no tokens."""
+    table = tmp_path / "points.csv"
+    write_csv([Point("a", "g", 10, 8, 0, 1.0, 1.0)][:rows], table)
+    assert run(["scaling", str(table)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longspan.cli.options import Json, note, print_json
-from longspan.errors import ConfigError, counted
+from longspan.errors import ConfigError, DataError, counted
 
 if TYPE_CHECKING:
     from longspan.experiments.scaling.points import Point
@@ -42,6 +42,8 @@ def scaling(
 
     if resamples < 20:
         raise ConfigError(f"--resamples {resamples} must be at least 20")
+    if smallest < 0:
+        raise ConfigError(f"--smallest {smallest} must be at least 0")
     if out is not None:
         from longspan.experiments.figures.drawing import make_folder, require_matplotlib
 
@@ -51,7 +53,10 @@ def scaling(
     if not points:
         raise ConfigError(f"none of the runs is finished: {notes[0]}")
     points = _large_enough(points, smallest, notes)
-    found = {count: studies(points, count, resamples=resamples) for count in COUNTS}
+    try:
+        found = {count: studies(points, count, resamples=resamples) for count in COUNTS}
+    except DataError as error:
+        raise DataError(f"{error}, or lower --smallest" if smallest else str(error)) from None
     apart = {count: differences(each) for count, each in found.items()}
     result: dict[str, Any] = {
         "fits": [one.facts for each in found.values() for one in each],
@@ -77,9 +82,9 @@ def scaling(
     for count, each in found.items():
         _print_table(count, each, apart[count])
     for gap in gaps(points):
-        between, pairs = f"{gap.second} minus {gap.first}", counted(gap.runs, "pair")
+        between, pairs = f"{gap.second} minus {gap.first}", counted(gap.pairs, "pair")
         middle = f"half of them from {gap.quarter:+.4f} to {gap.three_quarters:+.4f}"
-        print(f"{between} at equal N and D, {pairs}: median {gap.median:+.4f} bits, {middle}")
+        print(f"{between} at equal size and tokens, {pairs}: median {gap.median:+.4f} bits, {middle}")
     if out is not None:
         print(f"the figure is in {out / 'scaling.png'}")
 
@@ -93,6 +98,8 @@ def _large_enough(points: "list[Point]", smallest: int, notes: list[str]) -> "li
     if len(kept) < len(points):
         left_out = counted(len(points) - len(kept), "run")
         notes.append(f"{left_out} left out: fewer than {smallest:,} parameters without embeddings")
+    if gone := {point.group for point in points} - {point.group for point in kept}:
+        notes.append(f"all runs of {', '.join(sorted(gone))} are left out")
     return kept
 
 

@@ -51,9 +51,10 @@ def test_gaps_are_between_runs_of_equal_size() -> None:
         return Point("", group, parameters, parameters, tokens, bits, 0.0)
 
     first = [run("a", 10, 1, 2.0), run("a", 10, 2, 1.5), run("a", 20, 1, 1.0), run("a", 30, 1, 9.0)]
-    second = [run("b", 20, 1, 1.25), run("b", 10, 1, 2.5), run("b", 10, 2, 1.5), run("b", 10, 3, 9.0)]
+    second = [run("b", 20, 1, 1.25), run("b", 10, 1, 2.25), run("b", 10, 2, 1.5), run("b", 10, 3, 9.0)]
+    second += [run("b", 10, 1, 2.75)]  # a second seed
     (gap,) = gaps([*first, *second])
-    assert (gap.first, gap.second, gap.runs) == ("a", "b", 3)
+    assert (gap.first, gap.second, gap.pairs) == ("a", "b", 3)
     assert (gap.quarter, gap.median, gap.three_quarters) == (0.125, 0.25, 0.375)
     assert gaps([first[0], second[0]]) == []
 

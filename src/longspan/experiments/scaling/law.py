@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from longspan.errors import DataError
+from longspan.errors import DataError, counted
 
 Floats = NDArray[np.float64]
 DELTA = 1e-3
@@ -103,7 +103,7 @@ def fit_batch(
 def _check(sizes: Floats, losses: Floats) -> None:
     runs = losses.shape[1]
     if runs <= PARAMETERS:
-        raise DataError(f"a scaling law has {PARAMETERS} parameters, but there are only {runs} runs; add runs")
+        raise DataError(f"a scaling law has {PARAMETERS} parameters, and these are {counted(runs, 'run')}; add runs")
     if not np.isfinite(losses).all() or (losses <= 0).any():
         raise DataError("a loss is not a number above 0; remove that run")
     for name, values in zip(("parameters", "tokens"), sizes, strict=True):

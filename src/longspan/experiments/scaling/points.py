@@ -139,7 +139,7 @@ def _value(recipe: Recipe, by: str) -> str:
 def _read_csv(path: Path) -> list[Point]:
     try:
         rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
-        return [
+        points = [
             Point(
                 row["name"],
                 row["group"],
@@ -155,6 +155,12 @@ def _read_csv(path: Path) -> list[Point]:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     except (KeyError, ValueError, TypeError) as error:
         raise DataError(f"{path} is not a table of points ({error}); it needs {', '.join(COLUMNS)}") from None
+    if not points:
+        raise DataError(f"{path} has no points; it needs rows with {', '.join(COLUMNS)}")
+    for point in points:
+        if min(point.parameters, point.non_embedding, point.tokens) < 1:
+            raise DataError(f"{path}: {point.name} needs at least one parameter and one token")
+    return points
 
 
 def write_csv(points: Sequence[Point], path: Path) -> None:

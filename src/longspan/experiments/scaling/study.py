@@ -86,12 +86,11 @@ class Difference:
 
 @dataclass(frozen=True)
 class Gap:
-    """Losses of the second group minus those of the first, in bits, of runs that have N and D in common."""
+    """Losses of the second group minus those of the first, in bits, at equal parameters and tokens."""
 
     first: str
     second: str
-    runs: int
-    """Pairs of runs."""
+    pairs: int
     median: float
     quarter: float
     three_quarters: float
@@ -143,13 +142,13 @@ def differences(found: Sequence[Study]) -> list[Difference]:
 
 def gaps(points: Sequence[Point]) -> list[Gap]:
     """How the losses of two groups differ at equal parameters and tokens, for every pair of groups with such runs. This
-    does not depend on a law."""
-    groups: dict[str, dict[tuple[int, int], float]] = {}
+    does not depend on a law. Several runs of the same size and group, such as seeds, are averaged."""
+    groups: dict[str, dict[tuple[int, int], list[float]]] = {}
     for point in points:
-        groups.setdefault(point.group, {})[point.parameters, point.tokens] = point.bits
+        groups.setdefault(point.group, {}).setdefault((point.parameters, point.tokens), []).append(point.bits)
     result = []
     for (first, ours), (second, theirs) in itertools.combinations(groups.items(), 2):
-        apart = [theirs[size] - bits for size, bits in ours.items() if size in theirs]
+        apart = [float(np.mean(theirs[size]) - np.mean(bits)) for size, bits in ours.items() if size in theirs]
         if apart:
             quarter, median, three_quarters = (float(each) for each in np.quantile(apart, [0.25, 0.5, 0.75]))
             result.append(Gap(first, second, len(apart), median, quarter, three_quarters))

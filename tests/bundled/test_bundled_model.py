@@ -167,7 +167,7 @@ def test_bits_of_a_passage(card: str, model: longspan.TextModel) -> None:
     assert result == (model.reading.memory, pytest.approx(model.score(PASSAGE.read_bytes()).bits, abs=0.002))
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_bits_of_a_test_book(card: str, test_book: bytes, model: longspan.TextModel) -> None:
     """With the default memory, with 256 bytes, and the gain between them."""
     expected = bits_by_memory(card, SLICE, model.reading.clamp)

@@ -4,6 +4,6 @@ import torch
 
 
 def require_gpu() -> None:
-    """End with one sentence where there is none."""
+    """Exit with one sentence if there is no GPU."""
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark needs a CUDA GPU, and torch finds none here")

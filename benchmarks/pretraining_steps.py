@@ -21,14 +21,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu import require_gpu
+from cards import usage_errors
 
 from longspan.data import Encoded
+from longspan.device import find_device
 from longspan.nn.lstm import LSTMLayer
 from longspan.tokenizers import ByteTokenizer
 from longspan.training import run
 from longspan.training.loop import Trainer
-from longspan.training.recipe import load_recipe
+from longspan.training.recipe import load_recipe, value_at
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 VOCABULARY = 16384
@@ -84,7 +85,7 @@ def measure(trainer: Trainer, given: argparse.Namespace) -> Row:
             trainer.take_step()
         synchronise(trainer)
         times.append((time.perf_counter() - began) / given.steps)
-    tokens = trainer.config.batch * trainer.config.segment
+    tokens = value_at(trainer.config.batch, trainer.step) * value_at(trainer.config.segment, trainer.step)
     seconds = statistics.median(times)
     memory = torch.cuda.max_memory_allocated() / 2**30 if trainer.device.type == "cuda" else 0.0
     return {"ms": 1e3 * seconds, "tokens/s": tokens / seconds, "GiB": memory, "ready s": ready}
@@ -107,7 +108,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    require_gpu()
+    with usage_errors(parser):
+        device = find_device(given.device)
     text, rows = random_text(), list[Row]()
     old, _, file = given.old.partition("=")
     for name in given.recipes:
@@ -126,14 +128,14 @@ def main() -> None:
                 recipe = load_recipe(RECIPES / f"{name}.toml", [*more, f"training.cuda_graph={str(graph).lower()}"])
                 if torch.cuda.is_available():
                     torch.cuda.reset_peak_memory_stats()
-                trainer = run.make_trainer(recipe, text, torch.device(given.device))[1]
+                trainer = run.make_trainer(recipe, text, device)[1]
                 rows.append({"recipe": name, "form": form, "layers": recipe.model.layers} | measure(trainer, given))
                 del trainer
             shown = (f"{key} {v:.4g}" if isinstance(v, float) else f"{v!s:<16}" for key, v in rows[-1].items())
             print("  ".join(shown), flush=True)
     if given.json:
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-        given.json.write_text(json.dumps({"device": device, "torch": torch.__version__, "rows": rows}, indent=1) + "\n")
+        name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        given.json.write_text(json.dumps({"device": name, "torch": torch.__version__, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cards import usage_errors
 
 import longspan
 from longspan.decoding.open import open_decoder
@@ -48,7 +49,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    text = longspan.load(args.model, device=args.device, dtype=args.dtype)
+    with usage_errors(parser):
+        text = longspan.load(args.model, device=args.device, dtype=args.dtype)
     args.steps = args.steps or (300 if text.device.type == "cuda" else 12)
     found: dict[str, Any] = {
         "machine": machine(text),

@@ -84,8 +84,9 @@ class Program:
         code, printed, _ = self(*arguments(folder, *names, **options))
         return code, states(printed)
 
-    def names(self) -> list[str]:
-        return re.findall(r"^\| ([\w-]+) \| \d", self()[1], re.MULTILINE)
+    def minutes(self) -> dict[str, int]:
+        """The runs of the plan, from its table."""
+        return {name: int(count) for name, count in re.findall(r"^\| ([\w-]+) \| (\d+)", self()[1], re.MULTILINE)}
 
 
 @pytest.fixture
@@ -173,7 +174,7 @@ def test_cards_need_a_full_commit_before_anything_runs(tmp_path: Path, plan: Pro
 
 
 def test_the_commands_of_the_plan_name_recipes_settings_and_scripts_that_exist(plan: Program) -> None:
-    _, lines, _ = plan(*plan.names(), "--print")
+    _, lines, _ = plan(*plan.minutes(), "--print")
     for recipe, rest in re.findall(r"longspan train --recipe (\S+)([^;&|\n]*)", lines):
         words = shlex.split(rest)
         load_recipe(recipe, [words[i + 1] for i, word in enumerate(words) if word == "--set"])
@@ -184,7 +185,7 @@ def test_the_commands_of_the_plan_name_recipes_settings_and_scripts_that_exist(p
 
 
 def test_every_run_fits_into_half_an_hour_of_one_machine(plan: Program) -> None:
-    minutes = {name: int(count) for name, count in re.findall(r"^\| ([\w-]+) \| (\d+)", plan()[1], re.MULTILINE)}
+    minutes = plan.minutes()
     assert minutes
     assert {name: count for name, count in minutes.items() if count > 28} == {}
 

@@ -23,7 +23,8 @@ def scaling(
         str, typer.Option("--by", metavar="KEY", help="Fit runs with different values of this key separately.")
     ] = "training.memory",
     smallest: Annotated[
-        int, typer.Option("--smallest", metavar="N", help="Leave out models with fewer parameters without embeddings.")
+        int,
+        typer.Option("--smallest", metavar="N", help="Leave out models below N parameters, embeddings excluded."),
     ] = 0,
     resamples: Annotated[int, typer.Option("--resamples", help="Number of bootstrap resamples.")] = 1000,
     out: Annotated[
@@ -58,12 +59,13 @@ def scaling(
     except DataError as error:
         raise DataError(f"{error}, or lower --smallest" if smallest else str(error)) from None
     apart = {count: differences(each) for count, each in found.items()}
+    without_law = gaps(points)
     result: dict[str, Any] = {
         "fits": [one.facts for each in found.values() for one in each],
         "differences": [
             {"count": count} | vars(one) | {"clear": one.clear} for count, each in apart.items() for one in each
         ],
-        "gaps": [vars(one) for one in gaps(points)],
+        "gaps": [vars(one) for one in without_law],
         "points": [vars(point) for point in points],
         "runs": facts_of_runs(runs),
         "notes": notes,
@@ -81,7 +83,7 @@ def scaling(
         note(line)
     for count, each in found.items():
         _print_table(count, each, apart[count])
-    for gap in gaps(points):
+    for gap in without_law:
         between, pairs = f"{gap.second} minus {gap.first}", counted(gap.pairs, "pair")
         middle = f"half of them from {gap.quarter:+.4f} to {gap.three_quarters:+.4f}"
         print(f"{between} at equal size and tokens, {pairs}: median {gap.median:+.4f} bits, {middle}")

@@ -103,7 +103,7 @@ def fit_batch(
 def _check(sizes: Floats, losses: Floats) -> None:
     runs = losses.shape[1]
     if runs <= PARAMETERS:
-        raise DataError(f"a scaling law has {PARAMETERS} parameters, and these are {counted(runs, 'run')}; add runs")
+        raise DataError(f"a scaling law with {PARAMETERS} parameters needs more than {counted(runs, 'run')}; add runs")
     if not np.isfinite(losses).all() or (losses <= 0).any():
         raise DataError("a loss is not a number above 0; remove that run")
     for name, values in zip(("parameters", "tokens"), sizes, strict=True):

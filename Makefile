@@ -10,7 +10,7 @@ demo: $(VENV)/.ready            ## what memory is worth, and a small model that 
 	$(BIN)/longspan demo
 
 test: $(VENV)/.ready            ## all tests but those marked gpu or torture
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not gpu and not torture"
+	$(BIN)/pytest -rs -n 3 --dist loadfile --no-loadscope-reorder -m "not gpu and not torture"
 
 check: lint                     ## the gate: lint and the fast tests
 	$(BIN)/pytest -n 2 -m "not gpu and not torture and not slow"

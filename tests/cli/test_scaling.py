@@ -1,12 +1,13 @@
 """`longspan scaling`: a table, a JSON object and a figure from points."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from longspan.cli.main import run
-from longspan.experiments.scaling.points import Point, write_csv
+from longspan.experiments.scaling.points import write_csv
 from tests.experiments.scaling.test_study import points
 
 pytest.importorskip("matplotlib")
@@ -44,7 +45,9 @@ def test_small_models_can_be_left_out(table: Path, capsys: pytest.CaptureFixture
     assert run(["scaling", str(table), "--resamples", "20", "--smallest", str(sizes[1]), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {point["non_embedding"] for point in found["points"]} == set(sizes[1:])
-    assert "left out: fewer than" in found["notes"][-1]
+    assert len(found["notes"]) == 1
+    assert run(["scaling", str(table), "--resamples", "20", "--smallest", str(sizes[2])]) == 2  # too few are left
+    assert "--smallest" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -55,10 +58,24 @@ def test_wrong_options_are_one_sentence(args: list[str], table: Path, capsys: py
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("rows", [0, 1])
-def test_a_wrong_table_is_one_sentence(rows: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without rows, and with a run of no tokens."""
-    table = tmp_path / "points.csv"
-    write_csv([Point("a", "g", 10, 8, 0, 1.0, 1.0)][:rows], table)
-    assert run(["scaling", str(table)]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
+WRONG = ({}, {"tokens": 0}, {"tokens": 10**400}, {"bits": float("nan")}, {"bits": -1.0}, {"flops": float("inf")})
+
+
+@pytest.mark.parametrize("change", WRONG)
+def test_a_wrong_table_is_one_sentence(
+    change: dict[str, float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without rows, and with one wrong run, which is named."""
+    table, given = tmp_path / "points.csv", points(models=4)
+    write_csv([*given[:-1], dataclasses.replace(given[-1], name="wrong run", **change)] if change else [], table)
+    assert run(["scaling", str(table), "--json"]) == 2
+    shown = capsys.readouterr()
+    assert not shown.out
+    assert len(shown.err.splitlines()) == 1
+    assert ("wrong run" in shown.err) == bool(change)
+
+
+def test_a_table_with_a_byte_order_mark(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table.write_text("\ufeff" + table.read_text(), encoding="utf-8")
+    assert run(["scaling", str(table), "--resamples", "20", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["points"]

@@ -24,7 +24,7 @@ def scaling(
     ] = "training.memory",
     smallest: Annotated[
         int,
-        typer.Option("--smallest", metavar="N", help="Leave out models below N parameters, embeddings excluded."),
+        typer.Option("--smallest", metavar="N", help="Leave out models with fewer than N parameters, not counting embeddings."),
     ] = 0,
     resamples: Annotated[int, typer.Option("--resamples", help="Number of bootstrap resamples.")] = 1000,
     out: Annotated[
@@ -53,11 +53,12 @@ def scaling(
     points, notes = read_points(runs, by)
     if not points:
         raise ConfigError(f"none of the runs is finished: {notes[0]}")
+    all_points = len(points)
     points = _large_enough(points, smallest, notes)
     try:
         found = {count: studies(points, count, resamples=resamples) for count in COUNTS}
     except DataError as error:
-        raise DataError(f"{error}, or lower --smallest" if smallest else str(error)) from None
+        raise DataError(f"{error}{_hint(smallest, all_points - len(points))}") from None
     apart = {count: differences(each) for count, each in found.items()}
     without_law = gaps(points)
     result: dict[str, Any] = {
@@ -85,24 +86,31 @@ def scaling(
         _print_table(count, each, apart[count])
     for gap in without_law:
         between, pairs = f"{gap.second} minus {gap.first}", counted(gap.pairs, "pair")
-        middle = f"half of them from {gap.quarter:+.4f} to {gap.three_quarters:+.4f}"
+        middle = f"middle half from {gap.lower_quartile:+.4f} to {gap.upper_quartile:+.4f}"
         print(f"{between} at equal size and tokens, {pairs}: median {gap.median:+.4f} bits, {middle}")
     if out is not None:
         print(f"the figure is in {out / 'scaling.png'}")
 
 
 def _large_enough(points: "list[Point]", smallest: int, notes: list[str]) -> "list[Point]":
-    """The points with at least so many parameters. A note says how many are left out."""
+    """The points with at least `smallest` parameters. A note says how many are left out."""
     kept = [point for point in points if point.non_embedding >= smallest]
     if not kept:
         largest = max(point.non_embedding for point in points)
-        raise ConfigError(f"--smallest {smallest}: the largest model has {largest:,} parameters without embeddings")
+        raise ConfigError(
+            f"--smallest {smallest:,} leaves out all models; use at most {largest:,}, the size of the largest one "
+            "without embeddings"
+        )
     if len(kept) < len(points):
         left_out = counted(len(points) - len(kept), "run")
         notes.append(f"{left_out} left out: fewer than {smallest:,} parameters without embeddings")
     if gone := {point.group for point in points} - {point.group for point in kept}:
         notes.append(f"all runs of {', '.join(sorted(gone))} are left out")
     return kept
+
+
+def _hint(smallest: int, left_out: int) -> str:
+    return f" (--smallest {smallest:,} leaves out {counted(left_out, 'run')})" if left_out else ""
 
 
 def _print_table(count: str, found: "list[Study]", apart: "list[Difference]") -> None:

@@ -55,7 +55,7 @@ def test_gaps_are_between_runs_of_equal_size() -> None:
     second += [run("b", 10, 1, 2.75)]  # a second seed
     (gap,) = gaps([*first, *second])
     assert (gap.first, gap.second, gap.pairs) == ("a", "b", 3)
-    assert (gap.quarter, gap.median, gap.three_quarters) == (0.125, 0.25, 0.375)
+    assert (gap.lower_quartile, gap.median, gap.upper_quartile) == (0.125, 0.25, 0.375)
     assert gaps([first[0], second[0]]) == []
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from longspan.errors import DataError, counted
+from longspan.errors import DataError
 
 Floats = NDArray[np.float64]
 DELTA = 1e-3
@@ -103,7 +103,9 @@ def fit_batch(
 def _check(sizes: Floats, losses: Floats) -> None:
     runs = losses.shape[1]
     if runs <= PARAMETERS:
-        raise DataError(f"a scaling law with {PARAMETERS} parameters needs more than {counted(runs, 'run')}; add runs")
+        raise DataError(
+            f"a scaling law with {PARAMETERS} parameters needs at least {PARAMETERS + 1} runs, not {runs}; add runs"
+        )
     if not np.isfinite(losses).all() or (losses <= 0).any():
         raise DataError("a loss is not a number above 0; remove that run")
     for name, values in zip(("parameters", "tokens"), sizes, strict=True):

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from longspan.training.recipe import Recipe, load_recipe
 from longspan.training.utilisation import flops_per_token
 
 GROUP = "training.memory"
+LARGEST = 10**18  # parameters or tokens
 NO_DECAY = "the learning rate does not fall (a trunk), so the loss is not that of a finished run"
 
 
@@ -67,6 +69,7 @@ def read_points(paths: Sequence[Path], by: str = GROUP) -> tuple[list[Point], li
                 notes.append(f"{name} is left out: {reason}")
     if trunks:
         notes.append(f"{counted(trunks, 'run')} left out: {NO_DECAY}")
+    _check(points)
     return points, notes
 
 
@@ -138,7 +141,7 @@ def _value(recipe: Recipe, by: str) -> str:
 
 def _read_csv(path: Path) -> list[Point]:
     try:
-        rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+        rows = list(csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines()))
         points = [
             Point(
                 row["name"],
@@ -157,10 +160,17 @@ def _read_csv(path: Path) -> list[Point]:
         raise DataError(f"{path} is not a table of points ({error}); it needs {', '.join(COLUMNS)}") from None
     if not points:
         raise DataError(f"{path} has no points; it needs rows with {', '.join(COLUMNS)}")
-    for point in points:
-        if min(point.parameters, point.non_embedding, point.tokens) < 1:
-            raise DataError(f"{path}: {point.name} needs at least one parameter and one token")
     return points
+
+
+def _check(points: Sequence[Point]) -> None:
+    for point in points:
+        for name in ("parameters", "non_embedding", "tokens"):
+            if not 1 <= (value := getattr(point, name)) <= LARGEST:
+                raise DataError(f"{point.name}: {name}={config.shown(value)} must be between 1 and 1e18; remove this run")
+        for name in ("bits", "flops"):
+            if not (math.isfinite(value := getattr(point, name)) and value > 0):
+                raise DataError(f"{point.name}: {name}={value} must be a number above 0; remove this run")
 
 
 def write_csv(points: Sequence[Point], path: Path) -> None:

@@ -92,8 +92,8 @@ class Gap:
     second: str
     pairs: int
     median: float
-    quarter: float
-    three_quarters: float
+    lower_quartile: float
+    upper_quartile: float
 
 
 def interval(values: Sequence[float]) -> Interval:
@@ -141,8 +141,8 @@ def differences(found: Sequence[Study]) -> list[Difference]:
 
 
 def gaps(points: Sequence[Point]) -> list[Gap]:
-    """How the losses of two groups differ at equal parameters and tokens, for every pair of groups with such runs. This
-    does not depend on a law. Several runs of the same size and group, such as seeds, are averaged."""
+    """How the losses of two groups differ at equal parameters and tokens, for every pair of groups with such runs. No
+    law is fitted. Several runs of the same size and group, such as seeds, are averaged."""
     groups: dict[str, dict[tuple[int, int], list[float]]] = {}
     for point in points:
         groups.setdefault(point.group, {}).setdefault((point.parameters, point.tokens), []).append(point.bits)
@@ -150,8 +150,8 @@ def gaps(points: Sequence[Point]) -> list[Gap]:
     for (first, ours), (second, theirs) in itertools.combinations(groups.items(), 2):
         apart = [float(np.mean(theirs[size]) - np.mean(bits)) for size, bits in ours.items() if size in theirs]
         if apart:
-            quarter, median, three_quarters = (float(each) for each in np.quantile(apart, [0.25, 0.5, 0.75]))
-            result.append(Gap(first, second, len(apart), median, quarter, three_quarters))
+            lower, median, upper = (float(each) for each in np.quantile(apart, [0.25, 0.5, 0.75]))
+            result.append(Gap(first, second, len(apart), median, lower, upper))
     return result
 
 

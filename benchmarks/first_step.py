@@ -48,11 +48,16 @@ def main() -> None:
     import torch
 
     mark("import torch")
+    from longspan.device import find_device
+    from longspan.errors import LongspanError
     from longspan.training import run
     from longspan.training.loop import Trainer
 
     mark("import longspan.training")
-    torch.zeros(1, device=given.device)
+    try:
+        torch.zeros(1, device=find_device(given.device))
+    except LongspanError as error:
+        parser.error(str(error))
     mark("start the device")
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text"

@@ -108,13 +108,13 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    more = [*given.set, *([f"model.layers={given.layers}"] if given.layers else [])]
     with usage_errors(parser):
         device = find_device(given.device)
+        families = {name: load_recipe(RECIPES / f"{name}.toml", more).family for name in given.recipes}
     text, rows = random_text(), list[Row]()
     old, _, file = given.old.partition("=")
-    for name in given.recipes:
-        more = [*given.set, *([f"model.layers={given.layers}"] if given.layers else [])]
-        family = load_recipe(RECIPES / f"{name}.toml", more).family
+    for name, family in families.items():
         forms = {"old": (file, False)} if family == old else {}
         if family in ("lstm", "awd-lstm", "elmo"):
             forms["pieces"] = (None, False)

@@ -18,8 +18,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from cards import usage_errors
 
 from longspan.data import Encoded
+from longspan.device import find_device
 from longspan.tokenizers import ByteTokenizer
 from longspan.training import run
 from longspan.training.environment import commit, hardware
@@ -224,7 +226,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     begin = time.perf_counter()
-    device = own_device(torch.device(given.device))
+    with usage_errors(parser):
+        device = own_device(find_device(given.device))
     found: dict[str, Any] = {"device": hardware(device), "torch": torch.__version__, "commit": commit()}
     with joined(device) as processes:
         names = [name for name in given.compared.split(",") if name]

@@ -309,7 +309,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.save_for_backward(*output, *tensors)
 
 
-def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     grads = _backward(grad, *ctx.saved_tensors, ctx.window, ctx.dropout)
     return (*grads, None, None, None, None, None)
 
@@ -328,9 +328,11 @@ class _Eager(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         _save(ctx, inputs, output)
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)  # a gradient of zeros for output[1] would be a launch
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        # With `create_graph=True` the operation reports that there is no second derivative.
-        compute: Any = _backward if torch.is_grad_enabled() else backward_pass
-        return (*compute(grad, *ctx.saved_tensors, ctx.window, ctx.dropout), None, None, None, None, None)
+    def backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # with `create_graph=True` the operation reports that there is no second derivative
+            return _differentiate(ctx, grad, _)
+        grads = backward_pass(grad, *ctx.saved_tensors, ctx.window, ctx.dropout)
+        return (*grads, None, None, None, None, None)

@@ -24,7 +24,9 @@ def scaling(
     ] = "training.memory",
     smallest: Annotated[
         int,
-        typer.Option("--smallest", metavar="N", help="Leave out models with fewer than N parameters, not counting embeddings."),
+        typer.Option(
+            "--smallest", metavar="N", help="Leave out models with fewer than N parameters, not counting embeddings."
+        ),
     ] = 0,
     resamples: Annotated[int, typer.Option("--resamples", help="Number of bootstrap resamples.")] = 1000,
     out: Annotated[

@@ -167,7 +167,9 @@ def _check(points: Sequence[Point]) -> None:
     for point in points:
         for name in ("parameters", "non_embedding", "tokens"):
             if not 1 <= (value := getattr(point, name)) <= LARGEST:
-                raise DataError(f"{point.name}: {name}={config.shown(value)} must be between 1 and 1e18; remove this run")
+                raise DataError(
+                    f"{point.name}: {name}={config.shown(value)} must be between 1 and 1e18; remove this run"
+                )
         for name in ("bits", "flops"):
             if not (math.isfinite(value := getattr(point, name)) and value > 0):
                 raise DataError(f"{point.name}: {name}={value} must be a number above 0; remove this run")

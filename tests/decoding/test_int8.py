@@ -27,14 +27,17 @@ needs_compiler = pytest.mark.skipif(int8_step.compiled() is None, reason="no C c
 SHAPE = {"vocabulary": 19, "layers": 2, "width": 24, "heads": 2, "head_width": 10, "inner": 40, "segment": 8}
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "paper": ("transformer-xl", {"memory": 6}),
-    "clamp": ("transformer-xl", {"memory": 5, "clamp": 2, "same_length": True, "norm": "pre"}),
+    "clamp": ("transformer-xl", {"memory": 5, "clamp": 2, "discount": 1.5, "same_length": True, "norm": "pre"}),
     "untied": ("transformer-xl", {"memory": 6, "tie_embedding": False, "head_width": 16, "width": 64}),
     "both-norms": ("longspan-xl", PAPER | {"memory": 6, "final_norm": True, "activation": "squared-relu"}),
     "rms": (
         "longspan-xl",
         PAPER | {"memory": 6, "norm": "pre", "norm_type": "rms", "biases": False, "final_norm": True},
     ),
-    "own": ("longspan-xl", {"memory": 6, "clamp": 4, "same_length": True, "convolution": 3, "qk_norm": True}),
+    "own": (
+        "longspan-xl",
+        {"memory": 6, "clamp": 4, "discount": 2.0, "same_length": True, "convolution": 3, "qk_norm": True},
+    ),
     "gelu": ("longspan-xl", PAPER | {"memory": 6, "activation": "gelu"}),
 }
 

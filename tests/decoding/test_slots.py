@@ -28,14 +28,12 @@ from tests.support import READING, build
 MODELS = {**WITH_MEMORY, **DEPENDS_ON_CUTS, **WITHOUT_MEMORY}
 WIDTH = 4
 FEW = ["same-length-clamp", "convolution-same-length", "lstm", "sinusoid"]
-GPU = {"same-length-clamp-0": ("transformer-xl", {"memory": 9, "same_length": True, "clamp": 4})}
-"""Without a discount, so that the kernels apply."""
 NAMES = [name if name in FEW else pytest.param(name, marks=pytest.mark.torture) for name in MODELS]
 """One of every kind in the suite, all of them in `make torture`."""
 
 
 def make(name: str) -> LanguageModel:
-    family, values = (MODELS | GPU)[name]
+    family, values = MODELS[name]
     known = {*keys(find_family(family).Config), *READING}
     torch.manual_seed(1)
     model = build(family, {key: value for key, value in SMALL.items() if key in known} | values).eval()
@@ -157,7 +155,7 @@ def test_dependent_rows_are_found() -> None:
 @pytest.mark.gpu
 def test_graphs_on_a_gpu() -> None:
     """The fused step in a CUDA graph: equal to the CPU, and no bit depends on other streams or on when they join."""
-    on_cpu, model = make("same-length-clamp-0"), make("same-length-clamp-0").cuda()
+    on_cpu, model = make("same-length-clamp"), make("same-length-clamp").cuda()
     slots, plain = open_slots(model, 8), open_slots(on_cpu, 8)
     assert isinstance(slots, RingSlots)
     assert isinstance(slots.decoder, FusedRingDecoder)

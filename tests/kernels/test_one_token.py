@@ -27,12 +27,18 @@ interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are 
 SHAPE = {"vocabulary": 19, "layers": 2, "width": 24, "heads": 1, "head_width": 10, "inner": 40, "segment": 8}
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "paper": ("transformer-xl", {"memory": 40}),
-    "paper-clamp": ("transformer-xl", {"memory": 5, "clamp": 2, "same_length": True, "shared_biases": False}),
+    "paper-clamp": (
+        "transformer-xl",
+        {"memory": 5, "clamp": 2, "discount": 1.5, "same_length": True, "shared_biases": False},
+    ),
     "paper-pre": ("transformer-xl", {"memory": 12, "norm": "pre"}),
     "paper-adaptive": ("transformer-xl", {"memory": 12, "cutoffs": [7], "div_val": 2}),
     "default": ("longspan-xl", {"memory": 20}),
     "plain": ("longspan-xl", PAPER | {"memory": 40}),
-    "clamp": ("longspan-xl", PAPER | {"memory": 5, "clamp": 2, "same_length": True, "shared_biases": False}),
+    "clamp": (
+        "longspan-xl",
+        PAPER | {"memory": 5, "clamp": 2, "discount": 1.5, "same_length": True, "shared_biases": False},
+    ),
     "pre": ("longspan-xl", PAPER | {"memory": 20, "norm": "pre", "final_norm": True, "activation": "squared-relu"}),
     "rms": ("longspan-xl", PAPER | {"memory": 12, "norm": "pre", "norm_type": "rms", "biases": False}),
     "gelu": ("longspan-xl", PAPER | {"memory": 12, "norm_type": "rms", "biases": False, "activation": "gelu"}),

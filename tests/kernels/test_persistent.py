@@ -23,7 +23,10 @@ interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are 
 SHAPE = {"vocabulary": 11, "layers": 2, "width": 20, "heads": 2, "head_width": 9, "inner": 24, "segment": 8}
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "paper": ("transformer-xl", {"memory": 40}),
-    "clamp": ("transformer-xl", {"memory": 5, "clamp": 2, "same_length": True, "shared_biases": False}),
+    "clamp": (
+        "transformer-xl",
+        {"memory": 5, "clamp": 2, "discount": 1.5, "same_length": True, "shared_biases": False},
+    ),
     "pre": ("transformer-xl", {"memory": 3, "norm": "pre"}),
     "both-norms": ("longspan-xl", PAPER | {"memory": 3, "final_norm": True, "activation": "squared-relu"}),
     "qk-norm": (

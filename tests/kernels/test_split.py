@@ -43,7 +43,8 @@ def test_interpreted_parts_equal_the_reference(
 ) -> None:
     tensors = draw(B, H, L, M, D, C, "cpu", torch.float32)
     first_key = documents(B, L, M, "cpu") if resets else None
-    assert_split_equals_reference(parts, tensors, 2e-6, window=window, first_key=first_key)
+    discount = 2.0 if C else 0.0
+    assert_split_equals_reference(parts, tensors, 2e-6, window=window, first_key=first_key, discount=discount)
 
 
 @interpreted
@@ -98,7 +99,7 @@ def test_parts_equal_the_reference_on_the_gpu(L: int, M: int, dtype: torch.dtype
 def test_parts_with_all_options_at_all_head_widths(D: int) -> None:
     L, M = 130, 700
     tensors = draw(2, 2, L, M, D, 300, "cuda", torch.bfloat16)
-    assert_split_equals_reference(3, tensors, 1e-2, window=500)
+    assert_split_equals_reference(3, tensors, 1e-2, window=500, discount=2.0)
     assert_split_equals_reference(5, tensors, 1e-2, first_key=documents(2, L, M, "cuda"))
 
 

@@ -114,8 +114,9 @@ class FusedDecoder(RollingDecoder):
             queries_keys.copy_(F.rms_norm(queries_keys, queries_keys.shape[-1:], eps=eps) * gains)
         r, u, w = self.tables[n]
         one_token.rolling_attention(
-            self.qkv, self.keys[n], self.values[n], r, u, w, self.count, self.partial, self.attended
-        )
+            self.qkv, self.keys[n], self.values[n], r, u, w, self.count, self.partial, self.attended,
+            self.reading.discount,
+        )  # fmt: skip
         one_token.linear(
             self.attended.view(B, -1), layer.output, None, self.sums[n], residual=x.x, residual_norm=x.kernel_norm
         )

@@ -18,6 +18,7 @@ from longspan.decoding.fused import plain_softmax
 from longspan.decoding.rolling import RollingDecoder, attention_of
 from longspan.decoding.step_layers import StepLayer
 from longspan.kernels import int8_step
+from longspan.kernels.relative_attention.reference import far_discount
 from longspan.shapes import Float, Int, Tensor
 
 
@@ -72,7 +73,6 @@ class Int8Decoder(RollingDecoder):
             and plain_softmax(model)
             and like.up is not None
             and like.activation in int8_step.ACTIVATIONS
-            and not state.reading.discount
             and int8_step.compiled() is not None
         )
 
@@ -144,12 +144,14 @@ class Int8Decoder(RollingDecoder):
         layers, c = self.layers, self.model.config
         inside = c.heads * c.head_size
         sizes = (c.width, c.width, c.width, 3 * inside, inside, c.inner_size, c.heads * self.size)
-        parts = zip(layers, weights.layers, strict=True)
+        parts, known = zip(layers, weights.layers, strict=True), layers[0].r.shape[1]
+        discounts = far_discount(torch.arange(self.size), known - 1, self.reading.discount)
         array = (int8_step.Layer * len(layers))(*(self._layer(n, *part) for n, part in enumerate(parts)))
         return int8_step.Model(
             ctypes.cast(array, ctypes.POINTER(int8_step.Layer)), weights.embedding, weights.head,
-            self._norm(self.final_norm), len(layers), c.width, c.heads, c.head_size, self.size, layers[0].r.shape[1],
+            self._norm(self.final_norm), len(layers), c.width, c.heads, c.head_size, self.size, known,
             layers[0].pre_norm, int8_step.ACTIVATIONS[layers[0].activation],
             self.inputs[0].shape[1] if self.inputs else 0, self.model.embedding.scale, self.reading.temperature,
+            self._keep(discounts.float()).data_ptr(),
             *(self._keep(torch.zeros(size + -size % int8_step.COLUMNS)).data_ptr() for size in sizes),
         )  # fmt: skip

@@ -40,7 +40,7 @@ def _open(model: LanguageModel, state: State, int8: bool) -> Decoder:
         return StreamDecoder(model, state)
     if int8 and Int8Decoder.supports(model, state, layers):
         return Int8Decoder(model, state, layers, lengths.pop())
-    if not FusedDecoder.supports(model, layers) or state.reading.discount:
+    if not FusedDecoder.supports(model, layers):
         return RollingDecoder(model, state, layers, lengths.pop())
     kind = PersistentDecoder if PersistentDecoder.fits(model, state, layers) else FusedDecoder
     return kind(model, state, layers, lengths.pop())

@@ -63,6 +63,7 @@ class PersistentDecoder(FusedDecoder):
             head_eps=layers[0].head_norms[0].eps if layers[0].head_norms else None,
             biases=layers[0].up.bias is not None,
             activation=layers[0].activation,
+            discount=self.reading.discount,
         )
 
     def _addresses(self, n: int, layer: StepLayer) -> list[int]:

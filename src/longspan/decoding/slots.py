@@ -129,7 +129,7 @@ class RingSlots(Slots):
         state = model.initial_state(width, reading, trainable=False)
         layers = step_layers(model, state)
         assert layers is not None
-        fused = FusedDecoder.supports(model, layers) and not reading.discount
+        fused = FusedDecoder.supports(model, layers)
         self.decoder = (FusedRingDecoder if fused else RingDecoder)(model, state, layers)
         self.stepper: Decoder = GraphDecoder(self.decoder) if fused else self.decoder
 

@@ -65,7 +65,7 @@ class Model(Structure):
             )
         ),
         *((name, c_double) for name in ("embedding_scale", "temperature")),
-        *((name, c_void_p) for name in ("x", "y", "sum", "qkv", "attended", "inner", "scores")),
+        *((name, c_void_p) for name in ("discounts", "x", "y", "sum", "qkv", "attended", "inner", "scores")),
     )
 
 

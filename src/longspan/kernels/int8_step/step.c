@@ -82,6 +82,7 @@ typedef struct {
     Norm final_norm;
     int64_t count, width, heads, head_width, slots, distances, pre_norm, activation, taps;
     double embedding_scale, temperature;
+    const float *discounts;                      /* [S], by distance: what scores lose */
     float *x, *y, *sum, *qkv, *attended, *inner; /* padded with zeros */
     float *scores;                               /* [H, S] */
 } Model;
@@ -242,7 +243,7 @@ static void attend_head(const Model *m, const Layer *layer, int64_t h, int64_t s
     for (int64_t s = 0; s < filled; s++) {
         int64_t away = slot - s + (s > slot ? S : 0), c = h * C + (away < C ? away : C - 1);
         scores[s] = product(keys + s * P, by_key, P) * key_scale[s]
-            + product(layer->distance + c * P, by_distance, P) * layer->distance_scale[c];
+            + product(layer->distance + c * P, by_distance, P) * layer->distance_scale[c] - m->discounts[away];
         top = fmaxf(top, scores[s]);
     }
 #pragma omp simd reduction(+ : total)

@@ -186,11 +186,13 @@ def rolling_attention(
     written: Int[Tensor, "..."],
     partial: Float[Tensor, "R P"],
     out: Float[Tensor, "B H D"],
+    discount: float = 0.0,
 ) -> None:
     """Four-term attention of the newest token over a rolling cache of S slots. Its key and value are stored as well.
 
     `written` counts earlier tokens, one for all rows or one per row. This one goes to slot `written % S`, and the
-    slot written `a` steps ago is at distance a. `partial` is a buffer of shape `partial_size`.
+    slot written `a` steps ago is at distance a. `partial` is a buffer of shape `partial_size`. `discount` is that of
+    relative_attention/reference.py.
     """
     from longspan.kernels.one_token.kernels import combine_kernel, rolling_kernel
 
@@ -199,8 +201,9 @@ def rolling_attention(
     launch = _launch(qkv)
     rolling_kernel[(B * H, plan.splits)](
         qkv, keys, values, distance, u, w, written, partial, out, H, S, distance.shape[1], distance.stride(0),
-        distance.stride(1), written.stride(0) if written.dim() else 0, D**-0.5,
-        D=D, BD=width, SLOTS=plan.slots, SPLITS=plan.splits, STAGES=plan.stages, num_warps=plan.warps, **launch,
+        distance.stride(1), written.stride(0) if written.dim() else 0, D**-0.5, discount,
+        D=D, BD=width, SLOTS=plan.slots, SPLITS=plan.splits, STAGES=plan.stages,
+        DISCOUNT=discount > 0.0 and distance.shape[1] < S, num_warps=plan.warps, **launch,
     )  # fmt: skip
     if plan.splits > 1:
         padded = power(plan.splits)

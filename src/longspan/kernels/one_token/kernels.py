@@ -220,9 +220,20 @@ def load_slots(
 
 
 @triton.jit
-def attend_slots(k, v, r, seen, qu, qw, acc, top, total):
+def beyond(away, C):
+    """The logarithm of the distances relative to C - 1, the longest in the table; 0 for shorter ones."""
+    longest = tl.maximum(C - 1, 1)
+    return tl.log(tl.maximum(away, longest).to(tl.float32) / longest)
+
+
+@triton.jit
+def attend_slots(
+    k, v, r, seen, qu, qw, acc, top, total, block, S, C, discount, SLOTS: tl.constexpr, DISCOUNT: tl.constexpr
+):  # fmt: skip
     """A step of the running softmax. Each row of a tile has its own."""
     scores = tl.sum(k.to(tl.float32) * qu[None, :] + r.to(tl.float32) * qw[None, :], 1)
+    if DISCOUNT:
+        scores -= discount * beyond(S - 1 - block * SLOTS - tl.arange(0, SLOTS), C)
     scores = tl.where(seen, scores, float("-inf"))
     new_top = tl.maximum(top, scores)
     floor = tl.where(new_top == float("-inf"), 0.0, new_top)
@@ -234,9 +245,9 @@ def attend_slots(k, v, r, seen, qu, qw, acc, top, total):
 
 @triton.jit(do_not_specialize=["S", "C"])
 def rolling_kernel(
-    qkv, keys, values, distance, u, w, written, partial, out, H, S, C, stride_dh, stride_dc, stride_w, scale,
+    qkv, keys, values, distance, u, w, written, partial, out, H, S, C, stride_dh, stride_dc, stride_w, scale, discount,
     D: tl.constexpr, BD: tl.constexpr, SLOTS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    DISCOUNT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The older slots are walked from the largest distance to 1, so the order of a sum does not depend on the slot.
     With dependent launch the first block is loaded before the query is known: older slots and `written` are those of
@@ -269,11 +280,15 @@ def rolling_kernel(
     top = tl.full([SLOTS], float("-inf"), tl.float32)
     total = tl.zeros([SLOTS], tl.float32)
     if PDL:
-        acc, top, total = attend_slots(k, v, r, seen & (first < last), qu, qw, acc, top, total)
+        acc, top, total = attend_slots(
+            k, v, r, seen & (first < last), qu, qw, acc, top, total, first, S, C, discount, SLOTS, DISCOUNT
+        )  # fmt: skip
         first += 1
     for block in tl.range(first, last, num_stages=STAGES):
         k, v, r, seen = load_slots(keys, values, distance, block, bh, slot, filled, S, C, stride_dc, D, BD, SLOTS)
-        acc, top, total = attend_slots(k, v, r, seen, qu, qw, acc, top, total)
+        acc, top, total = attend_slots(
+            k, v, r, seen, qu, qw, acc, top, total, block, S, C, discount, SLOTS, DISCOUNT
+        )  # fmt: skip
     largest = tl.max(top, 0)
     share = tl.exp(top - tl.where(largest == float("-inf"), 0.0, largest))
     result, whole = tl.sum(acc * share[:, None], 0), tl.sum(total * share, 0)

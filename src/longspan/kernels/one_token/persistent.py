@@ -77,6 +77,7 @@ class Weights:
     head_eps: float | None
     biases: bool
     activation: str | None
+    discount: float
 
 
 class Buffers:
@@ -129,7 +130,8 @@ def _launch(
         weights.table, buffers.logits, buffers.boxes, count, buffers.epochs, buffers.failed, shape.slots,
         weights.distances, shape.chunk, first, last, weights.embedding_scale, 1 / weights.temperature,
         weights.norm.eps, final.eps if final else 0.0, weights.head_eps or 0.0,
-        shape.head_width**-0.5, **constants(shape, weights), PHASES=phases, num_warps=WARPS, **options,
+        shape.head_width**-0.5, weights.discount, **constants(shape, weights), PHASES=phases, num_warps=WARPS,
+        **options,
     )  # fmt: skip
 
 
@@ -162,4 +164,5 @@ def constants(shape: Shape, weights: Weights) -> dict[str, Any]:
         "HEAD_NORM": weights.head_eps is not None,
         "BIAS": weights.biases,
         "ACTIVATION": ACTIVATIONS[weights.activation],
+        "DISCOUNT": weights.discount > 0.0 and shape.slots > weights.distances,
     }

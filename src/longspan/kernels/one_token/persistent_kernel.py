@@ -14,7 +14,7 @@ fixed order, so a step is deterministic.
 import triton
 import triton.language as tl
 
-from longspan.kernels.one_token.kernels import LAYER, activated
+from longspan.kernels.one_token.kernels import LAYER, activated, beyond
 from longspan.kernels.one_token.message_kernels import receive, receive_three, receive_vector, send
 from longspan.kernels.one_token.table_kernels import (
     ATTENTION_GAIN,
@@ -89,12 +89,18 @@ def product(matrix, x):
 
 
 @triton.jit
+def distances(slot, s, S):
+    """From the newest slot back to the slots s."""
+    away = slot - s
+    return tl.where(away < 0, away + S, away)
+
+
+@triton.jit
 def load_slots(table, n, like, h, s, slot, filled, S, C, D: tl.constexpr, BD: tl.constexpr):
     """Keys, values and position keys of the slots s of a head, and which slots are visible. The newest is not stored
     yet: its key and value are zeros."""
     columns = tl.arange(0, BD)
-    away = slot - s
-    away = tl.where(away < 0, away + S, away)
+    away = distances(slot, s, S)
     seen = (s < S) & (away < filled)
     inside = seen[:, None] & (columns < D)[None, :]
     offsets = (h * S + s)[:, None] * D + columns[None, :]
@@ -135,9 +141,9 @@ def head_vectors(qkv, h, epoch, failed, H: tl.constexpr, D: tl.constexpr, BD: tl
 
 @triton.jit
 def attend(
-    table, n, like, qkv, partial, epoch, failed, written, S, C, chunk, head_eps, scale,
+    table, n, like, qkv, partial, epoch, failed, written, S, C, chunk, head_eps, scale, discount,
     H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, SPLITS: tl.constexpr, SLOTS: tl.constexpr,
-    HEAD_NORM: tl.constexpr,
+    HEAD_NORM: tl.constexpr, DISCOUNT: tl.constexpr,
 ):  # fmt: skip
     """A part of the softmax: `chunk` slots of one head. Sends the sum, the largest score and the total."""
     program = tl.program_id(0)
@@ -165,6 +171,8 @@ def attend(
             key = tl.where(newest, new_key[None, :], k).to(tl.float32)
             value = tl.where(newest, new_value[None, :], v).to(tl.float32)
             scores = tl.sum(key * qu[None, :] + r.to(tl.float32) * qw[None, :], 1)
+            if DISCOUNT:
+                scores -= discount * beyond(distances(slot, first + s, S), C)
             scores = tl.where(seen, scores, float("-inf"))
             new_top = tl.maximum(top, tl.max(scores, 0))
             floor = tl.where(new_top == float("-inf"), 0.0, new_top)
@@ -254,12 +262,13 @@ def normed_sums(
 @triton.jit(do_not_specialize=["S", "C", "chunk", "first", "last"])
 def step_kernel(
     tokens, embedding, head, head_bias, final_gain, final_shift, table, logits, boxes, count, epochs, failed,
-    S, C, chunk, first, last, embedding_scale, head_scale, eps, final_eps, head_eps, scale,
+    S, C, chunk, first, last, embedding_scale, head_scale, eps, final_eps, head_eps, scale, discount,
     V: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
     BI: tl.constexpr, F: tl.constexpr, BF: tl.constexpr, LAYERS: tl.constexpr, SPLITS: tl.constexpr,
     PADDED: tl.constexpr, SLOTS: tl.constexpr, QKV_ROWS: tl.constexpr, I_ROWS: tl.constexpr, E_ROWS: tl.constexpr,
     F_ROWS: tl.constexpr, V_ROWS: tl.constexpr, PRE: tl.constexpr, KIND: tl.constexpr, FINAL: tl.constexpr,
-    HEAD_NORM: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, PHASES: tl.constexpr,
+    HEAD_NORM: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, DISCOUNT: tl.constexpr,
+    PHASES: tl.constexpr,
 ):  # fmt: skip
     """The layers from `first` to before `last`, and the head if PHASES has it."""
     I: tl.constexpr = H * D  # noqa: E741 (the width inside the attention)
@@ -288,8 +297,8 @@ def step_kernel(
             kept_rows = pick(kept, e_rows, BE)
         if ATTEND & PHASES:
             attend(
-                table, n, head, qkv, partial, epoch, failed, written, S, C, chunk, head_eps, scale,
-                H, D, BD, SPLITS, SLOTS, HEAD_NORM,
+                table, n, head, qkv, partial, epoch, failed, written, S, C, chunk, head_eps, scale, discount,
+                H, D, BD, SPLITS, SLOTS, HEAD_NORM, DISCOUNT,
             )  # fmt: skip
         if COMBINE & PHASES:
             y = combined(partial, i_rows, epoch, failed, H, D, SPLITS, PADDED)

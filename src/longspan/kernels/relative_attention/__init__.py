@@ -37,8 +37,8 @@ def relative_attention(
     if observers:
         notify(AttentionCall(query, key, distance, u, w, window, first_key, discount))
     form = _form.name or _fastest(query)
-    if discount and torch.is_grad_enabled() and form == "fused":
-        form = "skewed"  # the fused backward pass has no discount
+    if min(key.shape[2], window or key.shape[2]) <= distance.shape[1]:
+        discount = 0.0  # no visible key is beyond the table
     options: Any = {"window": window, "first_key": first_key, "dropout": dropout, "discount": discount}
     return FORMS[form](query, key, value, distance, u, w, **options)
 

@@ -34,8 +34,7 @@ def relative_attention(
     discount: float = 0.0,
     seed: int | Tensor | None = None,
 ) -> Float[Tensor, "B H L D"]:
-    """The function of reference.py. `first_key` must not decrease along a row; `seed` fixes the dropout. There is no
-    backward pass with a discount."""
+    """The function of reference.py. `first_key` must not decrease along a row; `seed` fixes the dropout."""
     if dropout > 0.0:
         if seed is None:
             seed = torch.randint(2**31, (1,), device=query.device)
@@ -150,6 +149,7 @@ def backward_pass(
     seed: Tensor | None,
     window: int,
     dropout: float,
+    discount: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     from longspan.kernels.relative_attention.fused_backward import key_kernel, prepare_kernel, query_kernel
 
@@ -159,14 +159,14 @@ def backward_pass(
     B, H, L, D = query.shape
     K, C = key.shape[2], distance.shape[1]
     first_key = contiguous(first_key)
-    plan = stored.chosen(query, K, first_key)
+    plan = None if discount else stored.chosen(query, K, first_key)
     if plan is not None:
         *same, grad_distance, grad_biases, grad_u = plan.backward(
             grad, out, lse, query, key, value, distance, u, w, seed, window, dropout
         )
         return *same, *finish(grad_biases, grad_u, grad_distance, table, u, w)  # type: ignore[return-value]
     scale = D**-0.5
-    sizes = (H, L, K - L, C, window, scale, LOG2E * scale, dropout)
+    sizes = (H, L, K - L, C, window, scale, LOG2E * scale, dropout, discount / (LOG2E * scale))
 
     with_w, delta, u, w = query.new_empty(B, H, L, D), torch.empty_like(lse), u.contiguous(), w.contiguous()
     prepare_kernel[(-(-L // 64), B * H)](
@@ -188,7 +188,7 @@ def backward_pass(
         how = replace(how, registers=None)
     query_kernel[(blocks, B * H, parts)](
         query, u, *given, to, grad_distance, grad_biases, *query.stride()[:3], *strides, *to.stride()[-4:-1], *sizes,
-        **shape_of(how, D, window, first_key, dropout, query.dtype), SPLIT=parts > 1,
+        **shape_of(how, D, window, first_key, dropout, query.dtype), DISCOUNT=discount > 0.0, SPLIT=parts > 1,
     )  # fmt: skip
 
     how = launch("key", query, K)
@@ -197,7 +197,7 @@ def backward_pass(
     grad_u = query.new_empty(B, H, blocks, D, dtype=torch.float32)
     key_kernel[(blocks, B * H)](
         u, w, *given, grad_key, grad_value, grad_u, *strides, *grad_key.stride()[:3], *grad_value.stride()[:3], *sizes,
-        **shape_of(how, D, window, first_key, dropout, query.dtype),
+        **shape_of(how, D, window, first_key, dropout, query.dtype), DISCOUNT=discount > 0.0,
     )  # fmt: skip
     if parts > 1:
         rest = split.join_gradients(grad_query, to, grad_biases, grad_u, grad_distance, table, u, w)
@@ -290,7 +290,7 @@ def _(query, key, value, distance, u, w, first_key, seed, window, dropout, disco
 
 
 @_backward.register_fake
-def _(grad, out, lse, query, key, value, distance, u, w, first_key, seed, window, dropout):  # type: ignore[no-untyped-def]
+def _(grad, out, lse, query, key, value, distance, u, w, first_key, seed, window, dropout, discount):  # type: ignore[no-untyped-def]
     L, K = query.shape[2], key.shape[2]
     return (
         empty_heads(query, L),
@@ -303,14 +303,12 @@ def _(grad, out, lse, query, key, value, distance, u, w, first_key, seed, window
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.window, ctx.dropout, discount = inputs
-    if discount:
-        raise NotImplementedError("the fused backward pass has no discount; use the skewed form")
+    *tensors, ctx.window, ctx.dropout, ctx.discount = inputs
     ctx.save_for_backward(*output, *tensors)
 
 
 def _differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    grads = _backward(grad, *ctx.saved_tensors, ctx.window, ctx.dropout)
+    grads = _backward(grad, *ctx.saved_tensors, ctx.window, ctx.dropout, ctx.discount)
     return (*grads, None, None, None, None, None)
 
 
@@ -334,5 +332,5 @@ class _Eager(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # with `create_graph=True` the operation reports that there is no second derivative
             return _differentiate(ctx, grad, _)
-        grads = backward_pass(grad, *ctx.saved_tensors, ctx.window, ctx.dropout)
+        grads = backward_pass(grad, *ctx.saved_tensors, ctx.window, ctx.dropout, ctx.discount)
         return (*grads, None, None, None, None, None)

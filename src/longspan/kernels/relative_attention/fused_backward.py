@@ -5,6 +5,7 @@ import triton.language as tl
 
 from longspan.kernels.relative_attention.fused_forward import (
     LENGTHS,
+    far_loss,
     kept,
     load_distances,
     load_rows,
@@ -57,7 +58,7 @@ def query_span(
     stride_key, stride_value, stride_distance, bh, i0, M, L, C, window, scale, score_scale, dropout,
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr,
     FIRST: tl.constexpr, DROPOUT: tl.constexpr, SLIDE: tl.constexpr, PRECISION: tl.constexpr,
-    stored=None, PLANES: tl.constexpr = 0,
+    stored=None, PLANES: tl.constexpr = 0, discount=0.0, DISCOUNT: tl.constexpr = False,
 ):  # fmt: skip
     """Tiles far, far-1, ..., near of one block of queries. The gradient of a distance is complete after two tiles.
 
@@ -75,6 +76,8 @@ def query_span(
         j = M + i0 - n * T + tl.arange(0, T)
         r = load_distances(distance, n * T - 1, stride_distance, C, D, BD, T)
         newer = tl.dot(qw, tl.trans(r), input_precision=PRECISION)
+        if DISCOUNT:
+            newer -= far_loss(n, C, discount, T, SLIDE)[None, :]
         keep_block(base, done + step, newer, T, SLIDE)
         k = load_rows(key, j, stride_key, K, D, BD)
         scores = tl.dot(qu, tl.trans(k), slide(base, done + step, older, newer, T, SLIDE), input_precision=PRECISION)
@@ -120,10 +123,10 @@ def query_kernel(
     grad_query, grad_distance, grad_biases,
     stride_ib, stride_ih, stride_il, stride_kb, stride_kh, stride_kl, stride_vb, stride_vh, stride_vl,
     stride_dh, stride_dc, stride_gb, stride_gh, stride_gl, stride_qb, stride_qh, stride_ql,
-    H, L, M, C, window, scale, score_scale, dropout,
+    H, L, M, C, window, scale, score_scale, dropout, discount,
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, WINDOW: tl.constexpr,
     FIRST: tl.constexpr, DROPOUT: tl.constexpr, SLIDE: tl.constexpr, PRECISION: tl.constexpr,
-    SPLIT: tl.constexpr = False,
+    DISCOUNT: tl.constexpr, SPLIT: tl.constexpr = False,
 ):  # fmt: skip
     """Gradients of one block of queries, and its contributions to those of u + w and of the distances.
 
@@ -161,6 +164,8 @@ def query_kernel(
         farthest, complete, nearest = share_of(farthest, complete)
     r = load_distances(distance, (farthest + 1) * T - 1, stride_dc, C, D, BD, T)
     older = tl.dot(qw, tl.trans(r), input_precision=PRECISION)
+    if DISCOUNT:
+        older -= far_loss(farthest + 1, C, discount, T, SLIDE)[None, :]
     # Entries of tile farthest+1 are not gradients, so they are zero.
     met = tl.arange(0, T)[:, None] + tl.arange(0, T)[None, :] >= T - 1
     keep_first(base, tl.where(met, older, 0.0), T, SLIDE)
@@ -173,7 +178,7 @@ def query_kernel(
         total, older, before, r, 0, farthest, after, qu, qw, g, row_lse, row_delta, base,
         key, value, distance, grad_distance, first, seed,
         stride_kl, stride_vl, stride_dc, bh, i0, M, L, C, window, scale, score_scale, dropout,
-        D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION,
+        D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, discount=discount, DISCOUNT=DISCOUNT,
     )  # fmt: skip
     done, near = farthest - complete, 1
     if SPLIT:
@@ -182,7 +187,7 @@ def query_kernel(
         total, older, before, r, done, complete, near, qu, qw, g, row_lse, row_delta, base,
         key, value, distance, grad_distance, first, seed,
         stride_kl, stride_vl, stride_dc, bh, i0, M, L, C, window, scale, score_scale, dropout,
-        D, BD, T, False, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION,
+        D, BD, T, False, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, discount=discount, DISCOUNT=DISCOUNT,
     )  # fmt: skip
     done, end = farthest, 0
     if SPLIT:
@@ -194,7 +199,7 @@ def query_kernel(
         total, older, before, r, done, end, end, qu, qw, g, row_lse, row_delta, base,
         key, value, distance, grad_distance, first, seed,
         stride_kl, stride_vl, stride_dc, bh, i0, M, L, C, window, scale, score_scale, dropout,
-        D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION,
+        D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, discount=discount, DISCOUNT=DISCOUNT,
     )  # fmt: skip
 
     slot = bh
@@ -223,9 +228,9 @@ def bias_change(u, w, D: tl.constexpr, BD: tl.constexpr):
 @triton.jit
 def key_span(
     grad_k, grad_v, received, near, far, k, v, shift, base, with_w, grad, distance, lse, delta, first, seed,
-    stride_grad, stride_distance, bh, j0, M, L, C, window, scale, score_scale, dropout,
+    stride_grad, stride_distance, bh, j0, M, L, C, window, scale, score_scale, dropout, discount,
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr,
-    FIRST: tl.constexpr, DROPOUT: tl.constexpr, SLIDE: tl.constexpr, PRECISION: tl.constexpr,
+    FIRST: tl.constexpr, DROPOUT: tl.constexpr, SLIDE: tl.constexpr, PRECISION: tl.constexpr, DISCOUNT: tl.constexpr,
 ):  # fmt: skip
     """Tiles near, near+1, ..., far of one block of keys; here rows are keys and columns are queries.
 
@@ -241,6 +246,9 @@ def key_span(
         # Loaded again in the next tile: carried in registers, it would be unpacked and packed again.
         r = load_distances(distance, (n + 1) * T - 1, stride_distance, C, D, BD, T)
         older = tl.dot(r, tl.trans(qw), input_precision=PRECISION)
+        if DISCOUNT:
+            newer -= far_loss(n, C, discount, T, SLIDE)[:, None]
+            older -= far_loss(n + 1, C, discount, T, SLIDE)[:, None]
         scores = tl.dot(k, tl.trans(qw), slide_tall(base, older, newer, T, SLIDE), input_precision=PRECISION)
         row_lse = tl.load(lse + i, mask=inside, other=float("inf"))
         weights = tl.exp2((scores + shift[:, None]) * score_scale - row_lse[None, :])
@@ -271,9 +279,9 @@ def key_kernel(
     u, w, with_w, key, value, distance, grad, lse, delta, first, seed_ptr, grad_key, grad_value, grad_u,
     stride_kb, stride_kh, stride_kl, stride_vb, stride_vh, stride_vl, stride_dh, stride_dc,
     stride_gb, stride_gh, stride_gl, stride_xb, stride_xh, stride_xl, stride_yb, stride_yh, stride_yl,
-    H, L, M, C, window, scale, score_scale, dropout,
+    H, L, M, C, window, scale, score_scale, dropout, discount,
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, WINDOW: tl.constexpr,
-    FIRST: tl.constexpr, DROPOUT: tl.constexpr, SLIDE: tl.constexpr, PRECISION: tl.constexpr,
+    FIRST: tl.constexpr, DROPOUT: tl.constexpr, SLIDE: tl.constexpr, PRECISION: tl.constexpr, DISCOUNT: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one block of keys and values."""
     bh = tl.program_id(1)
@@ -314,22 +322,22 @@ def key_kernel(
     grad_k, grad_v, received = key_span(
         grad_k, grad_v, received, near, tl.minimum(far, 0), k, v, shift, base,
         with_w, grad, distance, lse, delta, first, seed,
-        stride_gl, stride_dc, bh, j0, M, L, C, window, scale, score_scale, dropout,
-        D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION,
+        stride_gl, stride_dc, bh, j0, M, L, C, window, scale, score_scale, dropout, discount,
+        D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, DISCOUNT,
     )  # fmt: skip
     near = tl.maximum(near, 1)
     if not FIRST:
         grad_k, grad_v, received = key_span(
             grad_k, grad_v, received, near, complete, k, v, shift, base, with_w, grad, distance, lse, delta, first,
-            seed, stride_gl, stride_dc, bh, j0, M, L, C, window, scale, score_scale, dropout, D, BD, T, False, WINDOW,
-            FIRST, DROPOUT, SLIDE, PRECISION,
+            seed, stride_gl, stride_dc, bh, j0, M, L, C, window, scale, score_scale, dropout, discount,
+            D, BD, T, False, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, DISCOUNT,
         )  # fmt: skip
     if FIRST or WINDOW:
         grad_k, grad_v, received = key_span(
             grad_k, grad_v, received, tl.maximum(near, complete + 1), far, k, v, shift, base,
             with_w, grad, distance, lse, delta, first, seed,
-            stride_gl, stride_dc, bh, j0, M, L, C, window, scale, score_scale, dropout,
-            D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION,
+            stride_gl, stride_dc, bh, j0, M, L, C, window, scale, score_scale, dropout, discount,
+            D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, DISCOUNT,
         )  # fmt: skip
 
     here = (j < M + L)[:, None] & (columns < D)[None, :]

@@ -109,9 +109,29 @@ def kept(seed, bh, i, j, K, dropout):
 
 
 @triton.jit
+def log2(x, SLIDE: tl.constexpr):
+    """One instruction, with an error of 2^-22, where Triton's has twenty."""
+    x = x.to(tl.float32)
+    if SLIDE == GATHER:
+        found = tl.log2(x)
+    else:
+        found = tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+    return found
+
+
+@triton.jit
+def far_loss(n, C, discount, T: tl.constexpr, SLIDE: tl.constexpr):
+    """What scores lose at the T distances from n T - 1 downwards: discount * log2(d / (C - 1)) beyond the table."""
+    longest = tl.maximum(C - 1, 1)
+    gap = tl.maximum(n * T - 1 - tl.arange(0, T), longest)
+    return discount * (log2(gap, SLIDE) - log2(longest + 0 * gap, SLIDE))
+
+
+@triton.jit
 def position_scores(
-    n, h, qw, distance, stride_distance, C,
+    n, h, qw, distance, stride_distance, C, discount,
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr, TABLE: tl.constexpr,
+    DISCOUNT: tl.constexpr, SLIDE: tl.constexpr,
 ):  # fmt: skip
     """The block of position scores that tile n adds to the window, [query, distance]. With TABLE, `distance` is a
     descriptor of [1, H, C, D]: distances beyond the table are zero instead of its last one."""
@@ -119,19 +139,24 @@ def position_scores(
         r = distance.load([0, h, C - n * T, 0]).reshape(T, BD)
     else:
         r = load_distances(distance, n * T - 1, stride_distance, C, D, BD, T)
-    return tl.dot(qw, tl.trans(r), input_precision=PRECISION)
+    scores = tl.dot(qw, tl.trans(r), input_precision=PRECISION)
+    if DISCOUNT:
+        scores -= far_loss(n, C, discount, T, SLIDE)[None, :]
+    return scores
 
 
 @triton.jit
 def tile_scores(
-    n, done, step, older, qu, qw, base, key, distance, stride_key, stride_distance, bh, H, i0, M, L, C,
+    n, done, step, older, qu, qw, base, key, distance, stride_key, stride_distance, bh, H, i0, M, L, C, discount,
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, SLIDE: tl.constexpr, PRECISION: tl.constexpr,
-    TMA: tl.constexpr, TABLE: tl.constexpr, NEXT: tl.constexpr = 0,
+    TMA: tl.constexpr, TABLE: tl.constexpr, DISCOUNT: tl.constexpr, NEXT: tl.constexpr = 0,
 ):  # fmt: skip
     """Scores [query, key] of tile n, which is number done + step of its block of queries, or if NEXT is 1 of the tile
     after it; and `older` of the one after that, for a shift without shared memory."""
     n -= NEXT
-    newer = position_scores(n, bh % H, qw, distance, stride_distance, C, D, BD, T, PRECISION, TABLE)
+    newer = position_scores(
+        n, bh % H, qw, distance, stride_distance, C, discount, D, BD, T, PRECISION, TABLE, DISCOUNT, SLIDE
+    )  # fmt: skip
     keep_block(base, done + step + NEXT, newer, T, SLIDE)
     k = load_keys(key, bh // H, bh % H, M + i0 - n * T, stride_key, M + L, D, BD, T, TMA)
     shifted = slide(base, done + step + NEXT, older, newer, T, SLIDE)
@@ -143,16 +168,12 @@ def tile_scores(
 
 @triton.jit
 def softmax_step(
-    scores, n, top, total, oldest, seed, bh, i0, M, L, C, window, scale, dropout, discount, T: tl.constexpr,
-    MASKED: tl.constexpr, WINDOW: tl.constexpr, FIRST: tl.constexpr, DROPOUT: tl.constexpr, DISCOUNT: tl.constexpr,
+    scores, n, top, total, oldest, seed, bh, i0, M, L, window, scale, dropout, T: tl.constexpr,
+    MASKED: tl.constexpr, WINDOW: tl.constexpr, FIRST: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """Weights of tile n relative to the new maximum, the factor for all earlier sums, the new maximum and sum."""
     i = i0 + tl.arange(0, T)
     j = M + i0 - n * T + tl.arange(0, T)
-    if DISCOUNT:
-        longest = tl.maximum(C - 1, 1)
-        gap = tl.maximum(M + i[:, None] - j[None, :], longest)
-        scores -= discount * tl.log2(gap.to(tl.float32) / longest)
     if MASKED:
         seen = visible(i[:, None], j[None, :], M, window, oldest, WINDOW, FIRST)
         scores = tl.where(seen, scores, float("-inf"))
@@ -192,18 +213,18 @@ def forward_span(
         if not AHEAD:
             ready, older = tile_scores(
                 n, done, step, older, qu, qw, base, key, distance, stride_key, stride_distance, bh, H, i0, M, L, C,
-                D, BD, T, SLIDE, PRECISION, TMA, TABLE,
+                discount, D, BD, T, SLIDE, PRECISION, TMA, TABLE, DISCOUNT,
             )  # fmt: skip
         weights, shrink, top, total = softmax_step(
-            ready, n, top, total, oldest, seed, bh, i0, M, L, C, window, scale, dropout, discount,
-            T, MASKED, WINDOW, FIRST, DROPOUT, DISCOUNT,
+            ready, n, top, total, oldest, seed, bh, i0, M, L, window, scale, dropout,
+            T, MASKED, WINDOW, FIRST, DROPOUT,
         )  # fmt: skip
         v = load_keys(value, bh // H, bh % H, M + i0 - n * T, stride_value, M + L, D, BD, T, TMA)
         acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
         if AHEAD and not LAST:
             ready, older = tile_scores(
                 n, done, step, older, qu, qw, base, key, distance, stride_key, stride_distance, bh, H, i0, M, L, C,
-                D, BD, T, SLIDE, PRECISION, TMA, TABLE, 1,
+                discount, D, BD, T, SLIDE, PRECISION, TMA, TABLE, DISCOUNT, 1,
             )  # fmt: skip
         carry_back(base, done + step + (1 if AHEAD else 0), weights, T, SLIDE)
     return acc, top, total, older, ready
@@ -251,7 +272,9 @@ def forward_kernel(
     if SPLIT:
         tl.static_assert(not AHEAD)
         farthest, complete, nearest = share_of(farthest, complete)
-    older = position_scores(farthest + 1, h, qw, distance, stride_dc, C, D, BD, T, PRECISION, TABLE)
+    older = position_scores(
+        farthest + 1, h, qw, distance, stride_dc, C, discount, D, BD, T, PRECISION, TABLE, DISCOUNT, SLIDE
+    )  # fmt: skip
     keep_first(base, older, T, SLIDE)
     if not (AHEAD and BD > 64):
         acc = tl.zeros([T, BD], tl.float32)
@@ -260,8 +283,8 @@ def forward_kernel(
     ready = tl.zeros([T, T], tl.float32)
     if AHEAD:
         ready, older = tile_scores(
-            farthest, 0, 0, older, qu, qw, base, key, distance, stride_kl, stride_dc, bh, H, i0, M, L, C,
-            D, BD, T, SLIDE, PRECISION, TMA, TABLE,
+            farthest, 0, 0, older, qu, qw, base, key, distance, stride_kl, stride_dc, bh, H, i0, M, L, C, discount,
+            D, BD, T, SLIDE, PRECISION, TMA, TABLE, DISCOUNT,
         )  # fmt: skip
         carry_back(base, 0, ready, T, SLIDE)
     after = complete + 1

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cards import Scores, longest_distance, memories_and_clamps, reading_flags
+from cards import Scores, memories_and_clamps, reading_flags
 
 from longspan.models.families import family
 from longspan.training.recipe import Recipe
@@ -128,7 +128,8 @@ class Search:
         """Dynamic evaluation at every rate, with the settings of a static row or with a memory of its own."""
         way = (static.memory, static.clamp, static.discount)
         if self.asked.dynamic_memory is not None:
-            way = (*memories_and_clamps([self.asked.dynamic_memory], longest_distance(self.recipe))[-1], 0.0)
+            memory, clamp = memories_and_clamps([self.asked.dynamic_memory], self.recipe.longest_distance)[-1]
+            way = (memory, clamp, static.discount if clamp else 0.0)
         rest = self.asked.dynamic_flags
         rest = f"--segment {self.recipe.training_readings()[-1].segment}" if rest is None else rest
         learning = replace(static, memory=way[0], clamp=way[1], discount=way[2], flags=self.flags(*way, rest))
@@ -149,7 +150,7 @@ def candidates(asked: argparse.Namespace, recipe: Recipe) -> list[tuple[int, int
     evaluation is tried too."""
     usual, settings = recipe.evaluation_reading(), family(recipe.family).settings
     memories = asked.memories or [usual.memory if "memory" in settings else 0]
-    longest = longest_distance(recipe) if "clamp" in settings else None
+    longest = recipe.longest_distance if "clamp" in settings else None
     discounts = asked.discounts or [usual.discount] * bool(usual.discount)
     pairs = memories_and_clamps(memories, longest)
     if usual.clamp not in (0, longest):

@@ -16,7 +16,6 @@ from longspan.cli.main import run
 from longspan.device import find_device
 from longspan.errors import LongspanError
 from longspan.training.environment import hardware
-from longspan.training.recipe import Recipe
 
 SHA = re.compile("[0-9a-f]{40}")
 
@@ -72,12 +71,6 @@ def reading_flags(
     flags = {"memory": f"--memory {memory}", "clamp": f"--clamp {clamp}", "same_length": same}
     flags |= {} if discount is None else {"discount": f"--discount {discount:g}"}
     return " ".join(flag for key, flag in flags.items() if key in settings)
-
-
-def longest_distance(recipe: Recipe) -> int:
-    """The longest distance between a query and a key at the end of training."""
-    reading = recipe.training_readings()[-1]
-    return reading.segment + reading.memory - 1
 
 
 def memories_and_clamps(memories: Iterable[int], longest: int | None) -> list[tuple[int, int]]:

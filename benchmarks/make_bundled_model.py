@@ -19,7 +19,6 @@ from typing import Any
 
 from cards import (
     Scores,
-    longest_distance,
     memories_and_clamps,
     output_of,
     reading_flags,
@@ -60,6 +59,7 @@ of facts.
 
 All results are bits per byte of the same weights, without a pointer, a temperature or dynamic evaluation. `memory` is
 the number of earlier bytes a layer may attend to. Distances beyond `clamp` share its position key; 0 is off.
+The commands name a clamp, so they are without the discount for far keys, which `--memory` alone uses.
 
 The defaults of the model, a memory of {memory:,} bytes and a clamp of {clamp}, were chosen on the validation books
 alone: the best clamp, and the smallest memory within {tolerance} bits of the best up to {most:,}, because a longer
@@ -127,9 +127,9 @@ def make(asked: argparse.Namespace, about: dict[str, Any], commit: str) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         model, notes = Path(scratch) / "model", Path(scratch) / "notes.md"
         output_of("export", asked.run, model, "--int8")
-        longest = longest_distance(load_recipe(str(asked.run / "recipe.toml")))
+        recipe = load_recipe(str(asked.run / "recipe.toml"))
         score = Scores(asked.run / "bundled.json", model, load_model(model).hash, asked.device)
-        rows, chosen = all_rows(score, longest, asked.most)
+        rows, chosen = all_rows(score, recipe.longest_distance, asked.most)
         rounded = next(r for r in rows if (r.text, r.memory, r.clamp) == ("test", chosen.memory, chosen.clamp))
         score = Scores(asked.run / "unrounded.json", asked.run, load_model(asked.run).hash, asked.device)
         unrounded = score(rounded.command)["bits_per_byte"]
@@ -153,8 +153,9 @@ def make(asked: argparse.Namespace, about: dict[str, Any], commit: str) -> None:
         )
         if (asked.out / "manifest.json").is_file():
             shutil.rmtree(asked.out)
-        keys = (f"reading.memory={chosen.memory}", f"reading.clamp={chosen.clamp}", "reading.same_length=true")
-        sets = [part for key in keys for part in ("--set", key)]
+        discount = recipe.model.far_discount if chosen.clamp else 0.0
+        chosen_reading = {"memory": chosen.memory, "clamp": chosen.clamp, "discount": discount, "same_length": "true"}
+        sets = [part for key, value in chosen_reading.items() for part in ("--set", f"reading.{key}={value}")]
         print(output_of("export", asked.run, asked.out, "--int8", *sets, "--notes", notes), end="")
     print(f"bits per byte on test: {rounded.bits:.4f}, {unrounded:.4f} before rounding to int8")
     size = sum(path.stat().st_size for path in asked.out.iterdir())

@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--dynamic-memory",
         type=int,
-        help="another memory for dynamic evaluation, without discount, which is slow there",
+        help="another memory for dynamic evaluation",
     )
     parser.add_argument("--results", type=Path, help="the JSON file of all scores; default: RUN/card.json")
     parser.add_argument("--commit", help="the commit that trained the run, if run.json has none")

@@ -124,7 +124,7 @@ def test_the_card_matches_the_recipe(card: str, model: longspan.TextModel) -> No
     assert isinstance(recipe.training.batch, int)
     assert tokens == tokens_read(steps, number(card, TOKENS), recipe.training.batch, segment)
     assert recipe.result.score == round(bits_by_memory(card, "test", reading.clamp)[reading.memory], 3)
-    assert (recipe.evaluation.memory, recipe.evaluation.clamp) == (reading.memory, reading.clamp)
+    assert recipe.evaluation_reading() == reading
 
 
 @pytest.mark.slow

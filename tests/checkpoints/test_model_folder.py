@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 
 from longspan.checkpoints.manifest import MANIFEST
-from longspan.checkpoints.model_folder import find_model, load_model, save_model
+from longspan.checkpoints.model_folder import find_model, load_model, override, save_model
 from longspan.checkpoints.store import CheckpointWarning, read_folder, write_folder
 from longspan.contract import LanguageModel
 from longspan.errors import CheckpointError, ConfigError
@@ -96,6 +96,10 @@ def test_overrides(tmp_path: Path, small: Small) -> None:
     assert changed.reading == replace(model.reading, memory=20, same_length=True, clamp=3)
     assert changed.config == model.config
     assert same_weights(changed, model)
+    discounted = replace(model.reading, clamp=7, discount=2.0)
+    assert override("transformer-xl", discounted, {"memory": 20}).discount == 2.0
+    assert override("transformer-xl", discounted, {"clamp": 7}).discount == 0.0  # a discount belongs to its clamp
+    assert override("transformer-xl", discounted, {"clamp": 9, "discount": 1.0}).discount == 1.0
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import itertools
 import re
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,8 +23,8 @@ PUBLISHED = {
     "text8-large": (277_050_395, 27, (128, 3800, 1000)),
     "wt103-base": (151_107_538, 267_735, (64, 640, 400)),
     "wt103-large": (285_170_506, 267_735, (128, 1600, 1000)),
-    "lm1b-base": (357_812_082, 793_471, (32, 128, None)),
-    "lm1b-large": (841_295_982, 793_471, (32, 128, None)),
+    "lm1b-base": (357_812_082, 793_471, (32, 128, 0)),
+    "lm1b-large": (841_295_982, 793_471, (32, 128, 0)),
 }
 
 
@@ -41,6 +42,36 @@ def test_presets_have_the_published_parameters(name: str) -> None:
     assert recipe.training.lr == 2.5e-4
     assert recipe.training.clip == 0.25
     assert recipe.training.segment == recipe.training.memory
+
+
+@pytest.mark.parametrize(
+    ("family", "training", "evaluation", "expected"),
+    [
+        ("longspan-xl", {"memory": 512}, {}, (1023, 2.0)),
+        ("longspan-xl", {"memory": 512}, {"clamp": 800}, (800, 0.0)),
+        ("longspan-xl", {"memory": 512}, {"clamp": 0}, (0, 0.0)),
+        ("longspan-xl", {"memory": 512}, {"discount": 1.0}, (1023, 1.0)),
+        ("longspan-xl", {"memory": 512, "clamp": 700}, {}, (700, 0.0)),
+        ("longspan-xl", {"memory": 512, "same_length": True}, {}, (511, 2.0)),
+        ("longspan-xl", {"memory": [[0, 512], [50, 1024]]}, {}, (1535, 2.0)),
+        ("longspan-xl", {"memory": 0}, {}, (511, 2.0)),
+        ("longspan-xl", {"memory": 0, "segment": 1}, {}, (0, 0.0)),
+        ("transformer-xl", {"memory": 512}, {}, (1023, 0.0)),  # the published model has no discount
+        ("rotary", {"memory": 512}, {}, (0, 0.0)),  # it has no clamp
+    ],
+)
+def test_evaluation_clamps_and_discounts_what_training_has_not_seen(
+    family: str, training: dict[str, Any], evaluation: dict[str, Any], expected: tuple[int, float]
+) -> None:
+    tables = {"training": {"steps": 100, "segment": 512} | training, "evaluation": {"memory": 4096} | evaluation}
+    reading = build_recipe({"model": {"family": family}, **tables}, "test").evaluation_reading()
+    assert (reading.memory, reading.clamp, reading.discount) == (4096, *expected)
+
+
+def test_vectors_of_distances_are_not_discounted() -> None:
+    """Shaw's last vector is trained for all distances beyond it."""
+    model = {"family": "longspan-xl", "position": "shaw"}
+    assert build_recipe({"model": model, "training": {"steps": 1}}, "test").evaluation_reading().discount == 0.0
 
 
 def test_awd_lstm_on_ptb_has_the_published_settings() -> None:

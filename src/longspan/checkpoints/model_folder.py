@@ -183,11 +183,14 @@ def reading_of(model: LanguageModel) -> dict[str, Any]:
 
 
 def override(family: str, reading: Reading, changes: Mapping[str, Any]) -> Reading:
-    """A reading with some settings changed. A setting that the family does not use is an error."""
+    """A reading with some settings changed. A setting that the family does not use is an error. A discount belongs to
+    its clamp: with another clamp it is 0, unless it is given as well."""
     used = families.family(family).settings
     for key in changes:
         if key not in used:
             raise UnknownNameError(f"setting of {family}", key, used)
+    if "clamp" in changes:
+        changes = {"discount": 0.0, **changes}
     return config.build(Reading, config.plain(reading) | dict(changes), "reading")
 
 

@@ -86,7 +86,7 @@ def memory_way(recipe: Recipe, memory: int, discount: float = 0.0) -> Way:
     trained = recipe.training_reading()
     if memory == 0:
         return Way("segments", replace(trained, memory=0, same_length=False, clamp=0, pointer=0))
-    longest = trained.memory + trained.segment - 1
+    longest = recipe.longest_distance
     settings: dict[str, Any] = {"memory": memory, "clamp": longest, "same_length": True, "temperature": 1.0}
     settings["discount"] = discount if memory - 1 > longest else 0.0
     return Way("memory", replace(recipe.evaluation_reading(), **settings))

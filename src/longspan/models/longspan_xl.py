@@ -48,6 +48,10 @@ class LongspanXLConfig(MemoryConfig):
         super().__post_init__()
         resolve_max_distance(self, self.position == "shaw", 255)
 
+    @property
+    def far_discount(self) -> float:
+        return 2.0 if self.position == "relative" else 0.0
+
 
 class LongspanXLLayer(ConvolutionLayer):
     def __init__(self, config: LongspanXLConfig) -> None:

@@ -69,6 +69,11 @@ class ModelConfig:
             "try a smaller div_val or fewer cutoffs",
         )
 
+    @property
+    def far_discount(self) -> float:
+        """The discount that a trained model is read with by default. It affects distances beyond those of training."""
+        return 0.0
+
     def require_width(self, name: str) -> None:
         """An optional width is at least 1."""
         value = getattr(self, name)

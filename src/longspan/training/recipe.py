@@ -98,9 +98,21 @@ class Recipe:
         """The first step of every reading, and the reading."""
         return [(step, self.training_reading(step)) for step in self._changes()]
 
+    @property
+    def longest_distance(self) -> int:
+        """The longest distance between a query and a key at the end of training."""
+        reading = self.training_readings()[-1]
+        return (reading.window or reading.segment + reading.memory) - 1
+
     def evaluation_reading(self) -> Reading:
-        """The reading at the end of training, with the settings of [evaluation]."""
-        return dataclasses.replace(self.training_reading(self._changes()[-1]), **self.evaluation.settings)
+        """The reading at the end of training, with the settings of [evaluation]. If neither sets a clamp, distances
+        beyond those of training are clamped, and discounted as suits the model."""
+        reading, values, longest = self.training_readings()[-1], self.evaluation.settings, self.longest_distance
+        discount = getattr(self.model, "far_discount", None)  # a task has none: it is read as in training
+        unset = discount is not None and not reading.clamp and "clamp" not in values
+        if unset and longest and "clamp" in family(self.family).settings:
+            values = {"clamp": longest, "discount": discount} | values
+        return dataclasses.replace(reading, **values)
 
     def with_vocabulary(self, size: int) -> "Recipe":
         """The recipe with the vocabulary of its text, which overrides that of the file."""

@@ -264,13 +264,15 @@ class EvaluationConfig:
     memory: int | None = None
     """Number of earlier positions that a layer can attend to. Default: as in training."""
     clamp: int | None = None
-    """Distances beyond this share one position key; 0 is off. Default: as in training."""
+    """Distances beyond this share one position key; 0 is off. Default: as in training, or else the longest distance of
+    training."""
     same_length: bool | None = None
     """Every query attends to exactly `memory` keys. Default: as in training."""
     pointer: int | None = None
     """Number of earlier positions that the pointer can copy from; 0 is off. Default: as in training."""
     discount: float | None = None
-    """Lower attention scores beyond the clamp by this times log(distance / clamp). Default: 0."""
+    """Lower attention scores beyond the clamp by this times log(distance / clamp). Default: 2 for longspan-xl with the
+    default clamp, else 0."""
     temperature: float | None = None
     """Divide logits by this before the softmax. Default: 1."""
     streams: int = 1

@@ -332,5 +332,6 @@ class _Eager(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # with `create_graph=True` the operation reports that there is no second derivative
             return _differentiate(ctx, grad, _)
-        grads = backward_pass(grad, *ctx.saved_tensors, ctx.window, ctx.dropout, ctx.discount)
+        options = {"window": ctx.window, "dropout": ctx.dropout, "discount": ctx.discount}
+        grads = backward_pass(grad, *ctx.saved_tensors, **options)
         return (*grads, None, None, None, None, None)

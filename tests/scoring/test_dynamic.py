@@ -16,6 +16,7 @@ from longspan.errors import ConfigError
 from longspan.models import families
 from longspan.scoring.dynamic import Dynamics, Learner, dynamic_losses, static_reading
 from longspan.scoring.losses import Chunk, stream_losses
+from longspan.scoring.score import score
 from tests.support import READING, build
 
 SMALL = {"vocabulary": 17, "layers": 2, "width": 16, "heads": 2, "inner": 24, "segment": 8}
@@ -154,6 +155,17 @@ def test_a_bfloat16_model_learns_with_float32_weights() -> None:
     for name, weight in model.named_parameters():
         assert weight.dtype == torch.bfloat16
         assert torch.equal(weight, before[name])
+
+
+def test_score_sees_every_update_with_bfloat16_products() -> None:
+    """Autocast keeps rounded weights until the outermost one exits: within another, a model would not see its updates."""
+    model, ids = make_model("transformer-xl").float(), make_ids(65)
+    options: dict[str, Any] = {"dynamics": Dynamics(1e-2), "precision": torch.bfloat16}
+    expected = collect(dynamic_losses(model, ids, model.reading, **options), 64)
+    found = score(model, ids, method="dynamic", losses=True, **options)
+    np.testing.assert_array_equal(found.losses, expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        np.testing.assert_array_equal(collect(dynamic_losses(model, ids, model.reading, **options), 64), expected)
 
 
 @pytest.mark.gpu

@@ -163,8 +163,9 @@ class Learner:
     ) -> tuple[Float[Tensor, "B T"], list[State]]:
         """A segment's losses and the state after it, then an update on their mean. `states` has one entry."""
         device = tokens.device.type
+        # Autocast caches rounded weights until the outermost one exits, which may be the caller's, and weights change.
+        torch.clear_autocast_cache()
         with torch.enable_grad():
-            # Entered once per segment: autocast caches rounded weights until it exits, and the weights change.
             with torch.autocast(device, self.precision, enabled=self.precision is not None):
                 losses, state = self.model.losses(tokens, targets, states[0], starts)
             first = self.rounded is None and self._can_round()
@@ -221,6 +222,7 @@ class Learner:
         with torch.no_grad():
             for weight, original in zip(self.weights, self.original, strict=True):
                 weight.copy_(original)
+        torch.clear_autocast_cache()
 
 
 def _layers(model: LanguageModel) -> Sequence[Any]:

@@ -24,7 +24,13 @@ from longspan.cache import SegmentMask
 from longspan.contract import State
 from longspan.nn.attention import RelativePosition, without_biases
 from longspan.nn.memory_transformer import MemoryConfig, MemoryTransformer
-from longspan.nn.positions import PositionKeys, ShawDistances, distance_sinusoid, reusable_tables
+from longspan.nn.positions import (
+    PositionKeys,
+    ShawDistances,
+    distance_sinusoid,
+    log_distance_sinusoid,
+    reusable_tables,
+)
 from longspan.nn.transformer import ConvolutionLayer, initialise, resolve_max_distance
 from longspan.shapes import Float, Tensor
 
@@ -43,6 +49,8 @@ class LongspanXLConfig(MemoryConfig):
     """`relative` is the four-term score; `shaw` a learned vector per distance (Shaw et al. 2018)."""
     max_distance: int | None = None
     """With `shaw`, the last distance with its own vector. Default: 255."""
+    log_distances: bool = False
+    """With `relative`, half of R are sinusoids of the logarithm of the distance."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,8 +103,10 @@ class LongspanXL(MemoryTransformer):
         if self.config.position == "shaw":
             return [without_biases(layer.distances(count)) for layer in self.layers], ()
 
+        features = log_distance_sinusoid if self.config.log_distances else distance_sinusoid
+
         def R(count: int) -> Float[Tensor, "C E"]:
-            return self.input_dropout(distance_sinusoid(count, self.config.width, self.embedding.tables[0]))
+            return self.input_dropout(features(count, self.config.width, self.embedding.tables[0]))
 
         keys, shared = reusable_tables([n.distances for n in self.layers], [count] * len(self.layers), state, R)
         return [(r, self.u, self.w) if self.config.shared_biases else (r,) for r in keys], shared

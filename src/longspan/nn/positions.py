@@ -22,7 +22,22 @@ def sinusoid(positions: Float[Tensor, "C"], width: int) -> Float[Tensor, "C D"]:
 
 def distance_sinusoid(count: int, width: int, like: Tensor) -> Float[Tensor, "C D"]:
     """R of the distances count-1, ..., 1, 0, on the device and in the dtype of `like`."""
-    return sinusoid(torch.arange(count - 1, -1, -1, device=like.device, dtype=torch.float64), width).to(like.dtype)
+    return sinusoid(descending_distances(count, like), width).to(like.dtype)
+
+
+def log_distance_sinusoid(count: int, width: int, like: Tensor) -> Float[Tensor, "C D"]:
+    """R of the distances count-1, ..., 1, 0: half of it sinusoids of d, half of 8 log2(1 + d).
+
+    Most sinusoids of d are nearly constant within the distances of training. Those of the logarithm vary over them.
+    """
+    distances = descending_distances(count, like)
+    half = width // 2
+    parts = sinusoid(distances, width - half), sinusoid(8 * (1 + distances).log2(), half)
+    return torch.cat(parts, dim=-1).to(like.dtype)
+
+
+def descending_distances(count: int, like: Tensor) -> Float[Tensor, "C"]:
+    return torch.arange(count - 1, -1, -1, device=like.device, dtype=torch.float64)
 
 
 def position_in_document(first_key: Int[Tensor, "B T"] | None, tokens: int, device: torch.device) -> Int[Tensor, "R T"]:

@@ -38,10 +38,10 @@ def test_the_list_of_keys_is_frozen() -> None:
         activation ar attention_dropout biases block buckets causal character_width characters chunk classify compressed
         compression convolution cutoffs dilation div_val dropout embedding_dropout embedding_width factorised filters
         final_norm first_positions global_blocks global_tokens head_width heads hidden_dropout inner input_dropout
-        layer_losses layers mask masked max_distance norm norm_type output_dropout pattern pieces pointer_width ponder
-        position positions predict_every projection_dropout qk_norm ramp random_blocks rate rounds separator
-        shared_biases span span_penalty steps stride summary tar targets threshold tie_embedding tie_projections
-        vocabulary weight_dropout width window window_blocks zoneout
+        layer_losses layers log_distances mask masked max_distance norm norm_type output_dropout pattern pieces
+        pointer_width ponder position positions predict_every projection_dropout qk_norm ramp random_blocks rate rounds
+        separator shared_biases span span_penalty steps stride summary tar targets threshold tie_embedding
+        tie_projections vocabulary weight_dropout width window window_blocks zoneout
     """
     assert sorted(MODEL_KEYS) == frozen.split()
     assert sorted(READING_KEYS) == ["clamp", "discount", "memory", "pointer", "same_length", "segment", "temperature"]

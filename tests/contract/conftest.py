@@ -20,7 +20,10 @@ WITH_MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
     "same-length": ("transformer-xl", {"memory": 6, "same_length": True}),
     "same-length-clamp": ("transformer-xl", {"memory": 9, "same_length": True, "clamp": 4, "discount": 1.5}),
     "pre-norm": ("transformer-xl", {"memory": 40, "norm": "pre"}),
-    "longspan-gelu": ("longspan-xl", {"memory": 40, "norm_type": "layer", "biases": True, "activation": "gelu"}),
+    "longspan-gelu": (
+        "longspan-xl",
+        {"memory": 40, "norm_type": "layer", "biases": True, "activation": "gelu", "log_distances": True},
+    ),
     "own-biases": ("transformer-xl", {"memory": 40, "shared_biases": False, "head_width": 5}),
     "adaptive": ("transformer-xl", {"memory": 40, "cutoffs": [7, 15], "div_val": 2, "tie_projections": True}),
     "narrow-embedding": ("transformer-xl", {"memory": 40, "cutoffs": [7], "embedding_width": 12}),

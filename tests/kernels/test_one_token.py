@@ -40,7 +40,10 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
         PAPER | {"memory": 5, "clamp": 2, "discount": 1.5, "same_length": True, "shared_biases": False},
     ),
     "pre": ("longspan-xl", PAPER | {"memory": 20, "norm": "pre", "final_norm": True, "activation": "squared-relu"}),
-    "rms": ("longspan-xl", PAPER | {"memory": 12, "norm": "pre", "norm_type": "rms", "biases": False}),
+    "rms": (
+        "longspan-xl",
+        PAPER | {"memory": 12, "norm": "pre", "norm_type": "rms", "biases": False, "log_distances": True},
+    ),
     "gelu": ("longspan-xl", PAPER | {"memory": 12, "norm_type": "rms", "biases": False, "activation": "gelu"}),
     "shaw": ("longspan-xl", PAPER | {"memory": 12, "position": "shaw", "final_norm": True}),
     "adaptive": ("longspan-xl", PAPER | {"memory": 12, "cutoffs": [7], "div_val": 2}),

@@ -70,6 +70,11 @@ def test_with_all_parts_off_it_is_transformer_xl_to_the_last_bit(values: dict, t
             torch.testing.assert_close(parameter.grad, wanted_grad, rtol=0, atol=atol, msg=name)
 
 
+def test_log_distances_need_relative_positions() -> None:
+    with pytest.raises(ConfigError, match=r"log_distances=true needs model\.position='relative'"):
+        build("longspan-xl", SMALL | {"position": "shaw", "log_distances": True})
+
+
 @torch.no_grad()
 def test_the_convolution_is_applied_to_the_input_of_every_layer_and_to_its_memory() -> None:
     """Three segments against one conv1d over the complete stream before each layer."""

@@ -7,7 +7,14 @@ import torch
 
 from longspan.cache import empty_cache
 from longspan.contract import State
-from longspan.nn.positions import PositionKeys, ShawDistances, distance_sinusoid, reusable_tables, sinusoid
+from longspan.nn.positions import (
+    PositionKeys,
+    ShawDistances,
+    distance_sinusoid,
+    log_distance_sinusoid,
+    reusable_tables,
+    sinusoid,
+)
 from longspan.reading import Reading
 
 LIKE = torch.zeros((), dtype=torch.float64)
@@ -28,6 +35,14 @@ def test_distances_descend_so_fewer_are_the_end_of_a_longer_table() -> None:
     long, short = distance_sinusoid(9, 6, LIKE), distance_sinusoid(4, 6, LIKE)
     torch.testing.assert_close(long[-4:], short)
     torch.testing.assert_close(short[-1], sinusoid(torch.tensor([0.0]), 6)[0])
+
+
+def test_half_of_the_features_are_sinusoids_of_the_logarithm() -> None:
+    found = log_distance_sinusoid(4, 4, LIKE)
+    angles = [(d, 8 * math.log2(1 + d)) for d in (3, 1)]
+    expected = [[math.sin(a), math.cos(a), math.sin(b), math.cos(b)] for a, b in angles]
+    torch.testing.assert_close(found[[0, 2]], torch.tensor(expected, dtype=torch.float64))
+    assert log_distance_sinusoid(4, 5, LIKE).shape == (4, 5)
 
 
 @torch.no_grad()

@@ -158,7 +158,7 @@ def test_a_bfloat16_model_learns_with_float32_weights() -> None:
 
 
 def test_score_sees_every_update_with_bfloat16_products() -> None:
-    """Autocast keeps rounded weights until the outermost one exits: within another, a model would not see its updates."""
+    """Autocast keeps rounded weights until the outermost one exits, so within another it could miss updates."""
     model, ids = make_model("transformer-xl").float(), make_ids(65)
     options: dict[str, Any] = {"dynamics": Dynamics(1e-2), "precision": torch.bfloat16}
     expected = collect(dynamic_losses(model, ids, model.reading, **options), 64)

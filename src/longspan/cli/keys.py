@@ -21,6 +21,7 @@ MODEL_KEYS = {
     "position": "Position encoding: relative or shaw (longspan-xl); sinusoid, learned or shaw (vanilla)",
     "max_distance": "Largest distance (shaw) or position (learned) that has its own vector. Default: 127; longspan-xl: "
     "255",
+    "log_distances": "Half of the position features are sinusoids of the logarithm of the distance (longspan-xl)",
     "layer_losses": "In training, also predict from intermediate layers; layer l of n stops after l/2n of the run "
     "(vanilla)",
     "targets": "Number of following tokens that each position predicts in training (vanilla)",

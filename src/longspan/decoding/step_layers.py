@@ -42,6 +42,7 @@ _LONGSPAN_XL_KEYS = _TRANSFORMER_XL_KEYS | frozenset(
         "qk_norm",
         "convolution",
         "pointer_width",
+        "log_distances",
         "position",
         "max_distance",
         "embedding_dropout",

@@ -24,6 +24,7 @@ from longspan.cache import SegmentMask
 from longspan.contract import State
 from longspan.nn.attention import RelativePosition, without_biases
 from longspan.nn.memory_transformer import MemoryConfig, MemoryTransformer
+from longspan.nn.model_config import require
 from longspan.nn.positions import (
     PositionKeys,
     ShawDistances,
@@ -50,11 +51,15 @@ class LongspanXLConfig(MemoryConfig):
     max_distance: int | None = None
     """With `shaw`, the last distance with its own vector. Default: 255."""
     log_distances: bool = False
-    """With `relative`, half of R are sinusoids of the logarithm of the distance."""
+    """With `relative`: half of R are sinusoids of the logarithm of the distance."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         resolve_max_distance(self, self.position == "shaw", 255)
+        require(
+            self.position == "relative" or not self.log_distances,
+            f"model.log_distances=true needs model.position='relative', not {self.position!r}",
+        )
 
     @property
     def far_discount(self) -> float:

@@ -26,9 +26,9 @@ def distance_sinusoid(count: int, width: int, like: Tensor) -> Float[Tensor, "C 
 
 
 def log_distance_sinusoid(count: int, width: int, like: Tensor) -> Float[Tensor, "C D"]:
-    """R of the distances count-1, ..., 1, 0: half of it sinusoids of d, half of 8 log2(1 + d).
+    """R of the distances count-1, ..., 1, 0: one half has the sinusoids of d, the other those of 8 log2(1 + d).
 
-    Most sinusoids of d are nearly constant within the distances of training. Those of the logarithm vary over them.
+    A quarter of the sinusoids of d turn by less than a radian within a thousand positions.
     """
     distances = descending_distances(count, like)
     half = width // 2

@@ -59,7 +59,7 @@ of facts.
 
 All results are bits per byte of the same weights, without a pointer, a temperature or dynamic evaluation. `memory` is
 the number of earlier bytes a layer may attend to. Distances beyond `clamp` share its position key; 0 is off.
-The commands name a clamp, so they are without the discount for far keys, which `--memory` alone uses.
+The commands set a clamp, which turns off the discount for far keys. Without `--clamp`, the model uses both.
 
 The defaults of the model, a memory of {memory:,} bytes and a clamp of {clamp}, were chosen on the validation books
 alone: the best clamp, and the smallest memory within {tolerance} bits of the best up to {most:,}, because a longer

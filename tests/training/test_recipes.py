@@ -52,10 +52,12 @@ def test_presets_have_the_published_parameters(name: str) -> None:
         ("longspan-xl", {"memory": 512}, {"clamp": 0}, (0, 0.0)),
         ("longspan-xl", {"memory": 512}, {"discount": 1.0}, (1023, 1.0)),
         ("longspan-xl", {"memory": 512, "clamp": 700}, {}, (700, 0.0)),
+        ("longspan-xl", {"memory": 512, "clamp": 0}, {}, (0, 0.0)),
         ("longspan-xl", {"memory": 512, "same_length": True}, {}, (511, 2.0)),
         ("longspan-xl", {"memory": [[0, 512], [50, 1024]]}, {}, (1535, 2.0)),
         ("longspan-xl", {"memory": 0}, {}, (511, 2.0)),
         ("longspan-xl", {"memory": 0, "segment": 1}, {}, (0, 0.0)),
+        ("transformer-xl", {"memory": 2**20}, {}, (2**20, 0.0)),  # the largest clamp
         ("transformer-xl", {"memory": 512}, {}, (1023, 0.0)),  # the published model has no discount
         ("rotary", {"memory": 512}, {}, (0, 0.0)),  # it has no clamp
     ],

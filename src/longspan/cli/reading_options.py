@@ -8,7 +8,13 @@ Segment = Annotated[
     int | None, typer.Option("--segment", help="Tokens per segment, or the length of the sliding window.")
 ]
 Memory = Annotated[int | None, typer.Option("--memory", help="Number of earlier positions that a layer can attend to.")]
-Clamp = Annotated[int | None, typer.Option("--clamp", help="Distances beyond this share one position key; 0 is off.")]
+Clamp = Annotated[
+    int | None,
+    typer.Option(
+        "--clamp",
+        help="Distances beyond this share one position key; 0 is off. Turns the discount off unless --discount is set.",
+    ),
+]
 Discount = Annotated[
     float | None,
     typer.Option("--discount", help="Lower attention scores at distances d > clamp by this times log(d / clamp)."),

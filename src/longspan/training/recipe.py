@@ -10,7 +10,7 @@ from longspan import config
 from longspan.errors import ConfigError, UnknownNameError
 from longspan.models.families import family
 from longspan.nn.model_config import require
-from longspan.reading import Reading
+from longspan.reading import LONGEST, Reading
 from longspan.training.recipe_lines import line_of
 from longspan.training.recipe_tables import (
     LARGEST,
@@ -109,9 +109,9 @@ class Recipe:
         beyond those of training are clamped, and discounted as suits the model."""
         reading, values, longest = self.training_readings()[-1], self.evaluation.settings, self.longest_distance
         discount = getattr(self.model, "far_discount", None)  # a task has none: it is read as in training
-        unset = discount is not None and not reading.clamp and "clamp" not in values
+        unset = discount is not None and not reading.clamp and self.training.clamp is None and "clamp" not in values
         if unset and longest and "clamp" in family(self.family).settings:
-            values = {"clamp": longest, "discount": discount} | values
+            values = {"clamp": min(longest, LONGEST), "discount": discount} | values
         return dataclasses.replace(reading, **values)
 
     def with_vocabulary(self, size: int) -> "Recipe":

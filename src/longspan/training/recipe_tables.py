@@ -257,15 +257,15 @@ class TrainingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """How the trained model is read. Default of every key: its value at the end of training."""
+    """How the trained model is read. Keys without another default have their value at the end of training."""
 
     segment: int | None = None
     """Tokens per segment. Default: as in training."""
     memory: int | None = None
     """Number of earlier positions that a layer can attend to. Default: as in training."""
     clamp: int | None = None
-    """Distances beyond this share one position key; 0 is off. Default: as in training, or else the longest distance of
-    training."""
+    """Distances beyond this share one position key; 0 is off. Default: as in training if set there, else the longest
+    distance in training."""
     same_length: bool | None = None
     """Every query attends to exactly `memory` keys. Default: as in training."""
     pointer: int | None = None

@@ -16,7 +16,7 @@ from longspan.cli.options import (
     print_json,
     print_rows,
 )
-from longspan.cli.reading_options import Clamp, Memory, SameLength, Segment, given_settings
+from longspan.cli.reading_options import Clamp, Discount, Memory, SameLength, Segment, given_settings
 
 
 def lm_eval(
@@ -35,6 +35,7 @@ def lm_eval(
     segment: Segment = None,
     memory: Memory = None,
     clamp: Clamp = None,
+    discount: Discount = None,
     same_length: SameLength = None,
     json: Json = False,
     device: DeviceName = "auto",
@@ -49,7 +50,7 @@ def lm_eval(
     from longspan.text_model import load
 
     where = machine(device, dtype, threads)
-    settings = given_settings(segment=segment, memory=memory, clamp=clamp, same_length=same_length)
+    settings = given_settings(segment=segment, memory=memory, clamp=clamp, discount=discount, same_length=same_length)
     loaded = load(model, device=where.device, dtype=where.dtype, **settings)
     note_bundled(model)
     names = [name for name in tasks.split(",") if name]

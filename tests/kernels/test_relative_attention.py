@@ -63,6 +63,16 @@ def test_the_reference_equals_the_four_terms_of_the_paper(
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize(("beyond", "window"), [(0, None), (1, None), (1, 9), (1, 8)])
+def test_a_discount_applies_from_the_first_key_beyond_the_table(beyond: int, window: int | None) -> None:
+    """The dispatcher leaves the discount out where no visible key is beyond the table."""
+    x = inputs(1, 2, 3, 5 + beyond, 4, C=8)
+    expected = reference.relative_attention(**x, window=window, discount=2.0)
+    torch.testing.assert_close(relative_attention(**x, window=window, discount=2.0), expected, rtol=0, atol=1e-11)
+    without = reference.relative_attention(**x, window=window)
+    assert torch.equal(expected, without) == (beyond == 0 or window == 8)
+
+
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("L", [1, 63, 130])
 @pytest.mark.parametrize("M", [0, 7, 100])

@@ -10,6 +10,7 @@ from longspan.contract import LanguageModel, State
 from longspan.decoding.open import open_decoder
 from longspan.errors import ConfigError
 from longspan.models.families import family, state_bytes
+from longspan.nn.positions import log_distance_sinusoid
 from longspan.training.optimizers import hidden_matrices
 from tests.models.paper import PAPER, load_paper_weights, paper_name
 from tests.support import build
@@ -73,6 +74,18 @@ def test_with_all_parts_off_it_is_transformer_xl_to_the_last_bit(values: dict, t
 def test_log_distances_need_relative_positions() -> None:
     with pytest.raises(ConfigError, match=r"log_distances=true needs model\.position='relative'"):
         build("longspan-xl", SMALL | {"position": "shaw", "log_distances": True})
+
+
+@torch.no_grad()
+def test_log_distances_change_r_of_every_layer_and_nothing_else() -> None:
+    model = build("longspan-xl", SMALL | {"log_distances": True}).double().eval()
+    state = model.initial_state(1, trainable=True)
+    found, _ = model.positions(state, SegmentMask.of(state, 0, 4, None))
+    R = log_distance_sinusoid(4, 8, model.embedding.tables[0])
+    for layer, (r,) in zip(model.layers, found, strict=True):
+        torch.testing.assert_close(r, layer.distances(R))
+    plain = build("longspan-xl", SMALL)
+    assert plain.state_dict().keys() == model.state_dict().keys()
 
 
 @torch.no_grad()

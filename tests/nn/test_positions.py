@@ -38,11 +38,18 @@ def test_distances_descend_so_fewer_are_the_end_of_a_longer_table() -> None:
 
 
 def test_half_of_the_features_are_sinusoids_of_the_logarithm() -> None:
-    found = log_distance_sinusoid(4, 4, LIKE)
-    angles = [(d, 8 * math.log2(1 + d)) for d in (3, 1)]
-    expected = [[math.sin(a), math.cos(a), math.sin(b), math.cos(b)] for a, b in angles]
-    torch.testing.assert_close(found[[0, 2]], torch.tensor(expected, dtype=torch.float64))
-    assert log_distance_sinusoid(4, 5, LIKE).shape == (4, 5)
+    slow = 10000 ** (-2 / 3)
+
+    def features(d: int) -> list[float]:
+        a, b = d, 8 * math.log2(1 + d)
+        return [math.sin(a), math.sin(a * slow), math.cos(a), math.sin(b), math.cos(b)]
+
+    expected = torch.tensor([features(d) for d in range(70_000, -1, -1)], dtype=torch.float64)
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):  # computed in float64, then rounded
+        found = log_distance_sinusoid(70_001, 5, LIKE.to(dtype))
+        torch.testing.assert_close(found, expected.to(dtype), rtol=0, atol=1e-9)
+    even = log_distance_sinusoid(70_001, 4, LIKE)
+    torch.testing.assert_close(even, expected[:, [0, 2, 3, 4]], rtol=0, atol=1e-9)
 
 
 @torch.no_grad()

@@ -52,6 +52,12 @@ def make_ids(count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 17, count).astype(np.uint8)
 
 
+@torch.no_grad()
+def first_logits(model: LanguageModel, ids: np.ndarray) -> torch.Tensor:
+    logits, _ = model(torch.from_numpy(ids[None, :8]).long(), model.initial_state(1))
+    return logits
+
+
 def collect(chunks: Iterable[Chunk], count: int) -> np.ndarray:
     out = np.full(count, np.nan)
     for chunk in chunks:
@@ -165,7 +171,9 @@ def test_score_sees_every_update_with_bfloat16_products() -> None:
     found = score(model, ids, method="dynamic", losses=True, **options)
     np.testing.assert_array_equal(found.losses, expected)
     with torch.autocast("cpu", torch.bfloat16):
+        before = first_logits(model, ids)
         np.testing.assert_array_equal(collect(dynamic_losses(model, ids, model.reading, **options), 64), expected)
+        assert torch.equal(first_logits(model, ids), before)  # those of the old weights, not of a cast of the last ones
 
 
 @pytest.mark.gpu

@@ -1,5 +1,6 @@
 """The training loop and its observers."""
 
+import contextlib
 import json
 import math
 import os
@@ -95,6 +96,22 @@ def test_checkpointed_activations_change_nothing() -> None:
             trainer.take_step()
         curves.append([row.loss for row in rows])
     assert curves[0] == pytest.approx(curves[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_training_does_not_depend_on_the_autocast_of_its_caller(precision: torch.dtype) -> None:
+    """Neither on its precision nor on the casts of weights that it keeps until its end."""
+    weights = []
+    for caller in (contextlib.nullcontext(), torch.autocast("cpu", torch.bfloat16)):
+        _, trainer = run.make_trainer(make_recipe(), make_text(), CPU)
+        trainer.work.precision = precision  # a recipe may not choose bfloat16 on a CPU
+        with caller:
+            for _ in range(3):
+                trainer.take_step()
+            with trainer.autocast():
+                assert torch.is_autocast_enabled("cpu") == (precision == torch.bfloat16)
+        weights.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
+    assert torch.equal(*weights)
 
 
 def test_locked_dropout_drops_the_same_units_at_every_position() -> None:

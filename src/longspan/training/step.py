@@ -60,11 +60,13 @@ class Step:
     ) -> tuple[Float[Tensor, "4"], list[State]]:
         """One step. Returns its metrics (loss, norm, skipped, broken) and the states after it."""
         given = StepInputs(*inputs)
-        loss, states = self.accumulate(objective, states, given)
-        norm = self._clip()
-        skip = self.guard.check(loss, norm)
-        self.optimizer.step(given.factor, skip)
-        self.optimizer.zero_grad()
+        with torch.autocast(self.device.type, enabled=False):  # the caller's
+            loss, states = self.accumulate(objective, states, given)
+            norm = self._clip()
+            skip = self.guard.check(loss, norm)
+            self.optimizer.step(given.factor, skip)
+            self.optimizer.zero_grad()
+        torch.clear_autocast_cache()  # which a caller's autocast keeps, with the weights before the update
         return torch.stack([loss, *(each.to(loss.dtype) for each in (norm, skip, self.guard.broken))]), states
 
     def accumulate(
@@ -94,9 +96,8 @@ class Step:
         return norm.float()
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.precision == torch.bfloat16:
-            return torch.autocast(self.device.type, torch.bfloat16)
-        return contextlib.nullcontext()
+        """The precision of the run, whatever autocast the caller uses."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == torch.bfloat16)
 
 
 def count_since_start(since_start: NDArray[np.int64], starts: NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -1,5 +1,6 @@
 """XLNet of `transformers` with random weights: outputs, losses and gradients in float64."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,12 +8,12 @@ import torch
 
 from longspan.checkpoints.weights import fill
 from longspan.interop.huggingface import make_model, xlnet_weights
-from longspan.kernels.bidirectional_attention import View, forced
+from longspan.kernels.bidirectional_attention import forced
 from longspan.models.xlnet import XLNet
 from longspan.reading import Reading
 
 transformers = pytest.importorskip("transformers")
-B, T, V = 2, 11, 31
+B, T, V, SEPARATOR = 2, 11, 31, 3
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +32,7 @@ def pair() -> tuple[XLNet, Any]:
     ours = make_model(config.to_dict(), theirs.state_dict(), "theirs", None).double().eval()
     fill(ours, {name: t for name, t in xlnet_weights(theirs.state_dict(), 2).items() if name != "head.tables.0"}, "")
     assert isinstance(ours, XLNet)
+    ours.config = replace(ours.config, separator=SEPARATOR)
     ours.reading = Reading(segment=T, memory=40)
     return ours, theirs
 
@@ -41,6 +43,13 @@ def close(ours: torch.Tensor, theirs: torch.Tensor, msg: str | None = None) -> N
 
 def tokens(seed: int = 0) -> torch.Tensor:
     return torch.randint(V, (B, T), generator=torch.Generator().manual_seed(seed))
+
+
+def pairs(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two texts that end with a separator, a last token, and the segment of each token."""
+    ids = torch.where(tokens(seed) == SEPARATOR, 0, tokens(seed))
+    ids[:, [4, T - 2]] = SEPARATOR
+    return ids, torch.tensor([0] * 5 + [1] * (T - 6) + [2]).expand(B, -1)
 
 
 def memory(ours: XLNet, theirs: Any, ids: torch.Tensor) -> tuple[Any, Any]:
@@ -54,7 +63,7 @@ def memory(ours: XLNet, theirs: Any, ids: torch.Tensor) -> tuple[Any, Any]:
 @pytest.mark.parametrize(("with_memory", "form"), [(False, "reference"), (True, "reference"), (True, "biased")])
 def test_losses_and_gradients_in_a_permutation(pair: tuple[XLNet, Any], with_memory: bool, form: str) -> None:
     ours, theirs = pair
-    ids, before = tokens(1), tokens(2)
+    (ids, segments), before = pairs(1), torch.where(tokens(2) == SEPARATOR, 0, tokens(2))
     state, mems = memory(ours, theirs, before) if with_memory else (ours.initial_state(B, trainable=True), None)
     chosen = torch.stack([torch.randperm(T)[:4] for _ in range(B)])
     # perm_mask by the definition: 1 where row i must not see key j.
@@ -65,9 +74,8 @@ def test_losses_and_gradients_in_a_permutation(pair: tuple[XLNet, Any], with_mem
             for j in range(T):
                 perm_mask[b, i, j] = float(j in rank and rank.get(i, -1) <= rank[j])
     mapping = torch.nn.functional.one_hot(chosen, T).double()
-    found = theirs(
-        ids, mems=mems, perm_mask=perm_mask, target_mapping=mapping, labels=ids.gather(1, chosen), return_dict=True
-    )
+    options = {"perm_mask": perm_mask, "target_mapping": mapping, "token_type_ids": segments, "return_dict": True}
+    found = theirs(ids, mems=mems, labels=ids.gather(1, chosen), **options)
     with forced(form):
         losses, _ = ours.permuted_losses(ids, chosen, state)
     close(losses.mean(), found.loss)
@@ -83,15 +91,12 @@ def test_losses_and_gradients_in_a_permutation(pair: tuple[XLNet, Any], with_mem
 
 
 @pytest.mark.parametrize("form", ["reference", "biased"])
-def test_features_of_a_pair_of_segments(pair: tuple[XLNet, Any], form: str) -> None:
+def test_features_of_a_pair(pair: tuple[XLNet, Any], form: str) -> None:
     ours, theirs = pair
-    ids = tokens(4)
-    segments = (torch.arange(T) > 4).long().expand(B, -1)
+    ids, segments = pairs(4)
     found = theirs.transformer(ids, token_type_ids=segments, output_hidden_states=True, return_dict=True)
-    state, memories, mask = ours.begin(ids, None, None)
-    view = View(torch.ones(1, T, T, dtype=torch.bool), torch.arange(T)[None], segments[:, :, None] != segments[:, None])
     with forced(form):
-        hidden, _ = ours.content_stream(ids, state, memories, mask, view)
+        hidden, _ = ours.encode(ids)
     for a, b in zip(hidden, found.hidden_states, strict=True):
         close(a, b)
 

@@ -50,7 +50,7 @@ class XLNetConfig(ModelConfig):
     predict_every: int = 6
     """One token in this many is predicted in training: the paper's K."""
     separator: int | None = None
-    """The token that ends the first text of a pair, for the segment encodings of `encode`."""
+    """The token that ends each text of a pair, for the segment encodings."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -170,7 +170,7 @@ class XLNet(LanguageModel):
         """The content stream without an order: every position sees its document in the memory and the segment."""
         state, memories, mask = self.begin(tokens, state, starts)
         position = torch.arange(mask.tokens, device=tokens.device)[None]
-        view = View(documents(mask, position), mask.cached + position, self.others(tokens, mask))
+        view = View(documents(mask, position), mask.cached + position, self.others(tokens, mask, position))
         return self.content_stream(tokens, state, memories, mask, view)
 
     def content_stream(
@@ -215,10 +215,19 @@ class XLNet(LanguageModel):
         progress: float | Float[Tensor, ""] = 0.0,  # noqa: ARG002
         starts: Bool[Tensor, "B T"] | None = None,
     ) -> tuple[Float[Tensor, ""], State]:
-        count = max(1, tokens.shape[1] // self.config.predict_every)
-        chosen = random_rows(tokens).topk(count, dim=1).indices
-        losses, state = self.permuted_losses(tokens, chosen, state, starts)
+        tokens = self.with_separators(tokens)
+        drawn, count = random_rows(tokens), max(1, tokens.shape[1] // self.config.predict_every)
+        if self.config.separator is not None:
+            drawn = torch.where(tokens == self.config.separator, -1.0, drawn)  # never predicted
+        losses, state = self.permuted_losses(tokens, drawn.topk(count, dim=1).indices, state, starts)
         return losses.mean(), state
+
+    def with_separators(self, tokens: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+        """Half of the rows as two texts, for the segment encodings: a random token becomes a separator."""
+        if self.config.separator is None or tokens.shape[1] == 1:
+            return tokens
+        place, pair = random_rows(tokens).argmax(1, keepdim=True), random_rows(tokens[:, :1]) < 0.5
+        return tokens.scatter(1, place, torch.where(pair, self.config.separator, tokens.gather(1, place)))
 
     def permuted_losses(
         self,
@@ -236,7 +245,8 @@ class XLNet(LanguageModel):
         own = torch.arange(mask.tokens, device=tokens.device).expand_as(tokens)
         position = torch.cat([own, chosen], dim=1)
         before = F.pad(order, (mask.cached, 0), value=-1)[:, None] <= last[..., None]
-        view = View(documents(mask, position) & before, mask.cached + position)
+        visible = documents(mask, position) & before
+        view = View(visible, mask.cached + position, self.others(tokens, mask, position))
         hidden, state = self.both_streams(tokens, state, memories, mask, view)
         return self.head.losses(hidden[-1], tokens.gather(1, chosen), state.reading.temperature), state
 
@@ -248,13 +258,17 @@ class XLNet(LanguageModel):
         mask = SegmentMask.of(state, memories[0].positions, tokens.shape[1], starts)
         return replace(state, shared=()), memories, mask
 
-    def others(self, tokens: Int[Tensor, "B T"], mask: SegmentMask) -> Bool[Tensor, "B T K"] | None:
-        """Whether a key belongs to another text of a pair. A separator ends its text; the memory is the first text."""
+    def others(
+        self, tokens: Int[Tensor, "B T"], mask: SegmentMask, position: Int[Tensor, "P R"]
+    ) -> Bool[Tensor, "B R K"] | None:
+        """Whether a key belongs to another segment than a row: one of the texts, or what follows the last separator, as
+        [extract] does. A separator ends its text; the memory belongs to the first one."""
         if self.config.separator is None:
             return None
         ends = tokens == self.config.separator
-        segment = F.pad((ends.cumsum(1) - ends.long()).clamp(max=1), (mask.cached, 0))
-        return segment[:, mask.cached :, None] != segment[:, None]
+        segment = ends.cumsum(1) - ends.long()
+        own = segment.gather(1, position.expand(len(tokens), -1))
+        return own[..., None] != F.pad(segment, (mask.cached, 0))[:, None]
 
 
 def documents(mask: SegmentMask, position: Int[Tensor, "P R"]) -> Bool[Tensor, "B R K"]:

@@ -20,7 +20,7 @@ from longspan.reading import Reading, ReadingSettings
 from longspan.scoring.dynamic import Dynamics
 from longspan.scoring.score import Method, Score
 from longspan.text_model import GenerationOptions, Text, TextModel, load
-from longspan.tokenizers import ByteTokenizer, SubwordTokenizer, Tokenizer
+from longspan.tokenizers import ByteTokenizer, Tokenizer, read_tokenizer
 from longspan.training import run
 
 __all__ = ["build", "generate", "import_model", "init", "load", "score", "train"]
@@ -111,11 +111,11 @@ def import_model(
 
     `source` is a folder of `transformers`, or a state dict of the authors' code, whose arguments are in the JSON file
     `config`. `tokenizer` is "bytes", "characters", a file with one word per line, or a `vocab.pkl` of `transformers`.
-    GPT, BERT and XLNet have the tokenizer.json of their folder.
+    GPT, BERT and XLNet have the tokenizer.json of their folder; `tokenizer` may be another one, or its folder.
     """
     where = find_device(device)
     if kind_of(Path(source)) in KINDS:
-        given = tokenizer if tokenizer is None or isinstance(tokenizer, Tokenizer) else _subwords(tokenizer)
+        given = tokenizer if tokenizer is None or isinstance(tokenizer, Tokenizer) else read_tokenizer(Path(tokenizer))
         return TextModel(*import_huggingface(Path(source), given)).to(where)
     if tokenizer is None:
         raise ConfigError("the tokenizer is missing; use bytes, characters, a VOCAB.txt or a vocab.pkl")
@@ -240,10 +240,6 @@ def train(
     if outcome.interrupted is not None:
         raise KeyboardInterrupt(outcome.sentence)
     return load(outcome.out, device=device)
-
-
-def _subwords(path: str | Path) -> Tokenizer:
-    return SubwordTokenizer.from_file(Path(path))
 
 
 def _assignment(key: str, value: Any) -> str:

@@ -150,11 +150,16 @@ def plain(config: Any) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for entry in dataclasses.fields(config):
         value = getattr(config, entry.name)
-        if dataclasses.is_dataclass(value):
-            values[entry.name] = plain(value)
-        elif value is not None:
-            values[entry.name] = list(value) if isinstance(value, tuple) else value
+        if value is not None:
+            values[entry.name] = plain(value) if dataclasses.is_dataclass(value) else _lists(value)
     return values
+
+
+def _lists(value: Any) -> Any:
+    """A value with lists in place of tuples, as a file would give it back."""
+    if isinstance(value, Mapping):
+        return {key: _lists(each) for key, each in value.items()}
+    return [_lists(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def keys(cls: type, where: str = "") -> dict[str, Any]:

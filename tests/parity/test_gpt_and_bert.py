@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+import longspan
 from longspan.checkpoints.weights import fill, weights_of
 from longspan.errors import CheckpointError, ConfigError
 from longspan.interop.huggingface import COMPUTED, KINDS, check_computed, import_huggingface, make_model
@@ -176,6 +177,7 @@ def test_a_folder_is_imported(tmp_path: Any, saving: dict[str, str]) -> None:
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     model, found = import_huggingface(tmp_path)
     assert (model.config.mask, model.config.classify, model.config.separator) == (3, 1, 2)
+    assert longspan.import_model(tmp_path, tmp_path, device="cpu").tokenizer.size == found.size
     ids = torch.from_numpy(found.encode("a b c").astype("int64"))[None]
     with torch.no_grad():
         expected = theirs.bert(ids).last_hidden_state

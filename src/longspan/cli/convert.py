@@ -21,7 +21,8 @@ def import_model(
         str | None,
         typer.Option(
             "--tokenizer",
-            help="bytes, characters (id = code point), a VOCAB.txt (id = line number), or a vocab.pkl of transformers.",
+            help="bytes, characters (id = code point), a VOCAB.txt (id = line number), or a vocab.pkl of transformers. "
+            "GPT, BERT and XLNet: a tokenizer.json or its folder; default: that of SRC.",
         ),
     ] = None,
     tokens: FormerTokens = None,

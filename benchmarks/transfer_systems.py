@@ -128,8 +128,6 @@ class Row:
         settings = [*own.settings, "training.validate_every=250", f"model.longest={longest}"]
         if own.model in MEMORY:
             settings.append("training.segment=512")  # fewer launches
-        if own.recipe == "finetune-ulmfit" and NO_UNFREEZING not in own.settings:
-            settings.append("training.unfreeze_every=176")  # half a pass
         passes = 5 if own.recipe == "finetune-ulmfit" else own.epochs
         return replace(own, settings=tuple(settings), epochs=passes)
 

@@ -30,9 +30,10 @@ def rate_factors(model: nn.Module, decay: float, embedding: float = 1.0) -> dict
     return {name: decay ** (top - depth) * (1.0 if depth else embedding) for name, depth in found.items()}
 
 
-def unfreeze(model: nn.Module, every: int, step: int) -> None:
-    """Train only the top 1 + step // every layers. The others get no gradient, so their weights do not change."""
-    found = depths(model)
-    lowest = max(found.values(), default=0) - step // every
+def unfreeze(model: nn.Module, every: int | float, step: int, done: float) -> None:
+    """Train only the last layer and one more for every so many steps, or for every such part of the run if `every` is
+    below 1. The others get no gradient, so their weights do not change."""
+    found, more = depths(model), step // every if every >= 1 else int(done / every + 1e-9)
+    lowest = max(found.values(), default=0) - more
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(found[name] >= lowest)

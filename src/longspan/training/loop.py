@@ -193,7 +193,7 @@ class Trainer:
         factor = lr_factor(self.config, self.step, done) * segment / reading.segment
         batch = self.streams.next(segment, self.processes.rows(batch_size, self.config.accumulate))
         if self.config.unfreeze_every:
-            unfreeze(self.model, self.config.unfreeze_every, self.step)
+            unfreeze(self.model, self.config.unfreeze_every, self.step, done)
         metrics = self._run_step(batch, segment, done, factor)
         self.processes.share_random_state()
         self.step += 1

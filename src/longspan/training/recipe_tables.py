@@ -133,9 +133,9 @@ class TrainingConfig:
     """Layer-wise learning rate decay: the rate of each layer is this times the rate of the layer above it."""
     embedding_rate: float = 1.0
     """Learning rate of the embedding and of a tied softmax, as a multiple of the other rates."""
-    unfreeze_every: int = 0
+    unfreeze_every: int | float = 0
     """Gradual unfreezing: train only the last layer at first, and unfreeze one more each time this many steps have
-    passed. 0 trains all layers from the start."""
+    passed, or this fraction of the run. 0 trains all layers from the start."""
     clip: float = 0.25
     """Clip gradients to this norm; 0 is off."""
     spike: float = 10.0
@@ -197,10 +197,12 @@ class TrainingConfig:
         for name in ("weight_dropout", "muon_momentum", "average_decay", "lr_floor", "cooldown"):
             require(0 <= getattr(self, name) < 1, f"training.{name}={getattr(self, name)} must be in [0, 1)")
         require(all(0 <= b < 1 for b in self.betas), f"training.betas={list(self.betas)} must both be in [0, 1)")
-        require(
-            isinstance(self.average_from, int) or self.average_from < 1,
-            f"training.average_from={self.average_from} must be a step (an integer) or a fraction of the run below 1",
-        )
+        for name in ("average_from", "unfreeze_every"):
+            value = getattr(self, name)
+            require(
+                isinstance(value, int) or value < 1,
+                f"training.{name}={value} must be a number of steps (an integer) or a fraction of the run below 1",
+            )
         self._check_combinations()
         if self.average_patience:
             self._check_trigger()

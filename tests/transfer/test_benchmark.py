@@ -234,12 +234,12 @@ def test_the_ensemble_of_ulmfit_and_lengths(
 
 @pytest.mark.usefixtures("moods")
 def test_a_few_rows_of_a_task(scripts: SimpleNamespace, tmp_path: Path) -> None:
-    sample = scripts.results.sample_of("mrpc", given(scripts, tmp_path, "--rows", "11"))
+    sample = scripts.results.sample_of("cb", given(scripts, tmp_path, "--rows", "11"))
     found = opened_tasks.open_task(sample)
-    assert found.task.metrics == ("accuracy", "f1")
+    assert found.task.metrics == ("accuracy", "macro-f1")
     assert len(found.train) + len(found.dev) == len(found.test()) == 11
     assert {row.label for row in found.train} == {"good", "bad"}
-    assert scripts.results.sample_of("mrpc", given(scripts, tmp_path)) is None
+    assert scripts.results.sample_of("cb", given(scripts, tmp_path)) is None
 
 
 def test_the_most_frequent_label(scripts: SimpleNamespace, tmp_path: Path) -> None:

@@ -226,6 +226,7 @@ def test_several_seeds_have_a_mean_and_a_deviation(base: Path, folder: Path, tmp
 SEVERAL = {
     "choice": [{"premise": "it rains", "choice1": "wet", "choice2": "dry", "label": k % 2} for k in range(5)],
     "similarity": [{"text_a": "a film", "text_b": "a play", "score": float(k)} for k in range(5)],
+    "symmetric": [{"text_a": "a film", "text_b": "a play", "label": k % 2} for k in range(5)],
 }
 
 
@@ -233,9 +234,12 @@ SEVERAL = {
 def test_examples_of_several_sequences_with_any_segment(base: Path, tmp_path: Path, kind: str) -> None:
     """The preflight used a row of a segment, which could not be divided among the sequences if it was odd."""
     write(tmp_path / kind / "train.jsonl", SEVERAL[kind])
+    if kind == "symmetric":
+        (tmp_path / kind / "task.toml").write_text("symmetric = true\n")
     sets = ["training.steps=1", "training.batch=2", "training.segment=15"]
     result = finetune(base, tmp_path / kind, tmp_path / "r", overrides=sets, device="cpu")
     assert len(result.dev) == 1
+    assert load_predictor(tmp_path / "r").model.rows == 2
 
 
 def test_changed_examples_cannot_be_resumed(finished: tuple[Path, dict[str, Any]], base: Path, folder: Path) -> None:
@@ -334,6 +338,7 @@ def test_elmo_from_scratch_knows_how_tokens_are_spelled(folder: Path, tmp_path: 
     base.save(tmp_path / "base")
     sets = ["training.steps=1", "training.batch=2"]
     finetune(tmp_path / "base", folder, tmp_path / "r", overrides=sets, from_scratch=True, device="cpu")
+    finetune(tmp_path / "base", folder, tmp_path / "r", overrides=sets, from_scratch=True, resume="auto", device="cpu")
     made, loaded = load_predictor(tmp_path / "r").model.base, longspan.load(tmp_path / "base", device="cpu").model
     assert torch.equal(made.embedding.spelling, loaded.embedding.spelling)
     assert not torch.equal(made.embedding.projection.weight, loaded.embedding.projection.weight)
@@ -369,9 +374,10 @@ def test_ulmfit_by_the_papers_formulas(base: Path) -> None:
     assert factors["layers.1.query.weight"] == pytest.approx(factors["layers.0.query.weight"] * 2.6)
     assert factors["embedding.tables.0"] == pytest.approx(2.6**-3)
     for step, lowest in ((0, 3), (3, 3), (4, 2), (8, 1), (12, 0), (99, 0)):
-        unfreeze(model, 4, step)
-        frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-        assert frozen == {name for name, depth in depths(model).items() if depth < lowest}
+        for every in (4, 0.04):
+            unfreeze(model, every, step, step / 100)
+            frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+            assert frozen == {name for name, depth in depths(model).items() if depth < lowest}
 
 
 SHARES: list[tuple[str, dict[str, Any], dict[str, int]]] = [

@@ -32,14 +32,15 @@ def shown(tokenizer, ids) -> str:
 
 
 def test_gpt(tokenizer) -> None:
-    def rows(kind: str, *texts: str, label: object = None) -> list[str]:
-        encoded = Format(tokenizer, kind, ["no", "yes"], Stub()).encode([Example(texts, label)])[0]
+    def rows(kind: str, *texts: str, label: object = None, symmetric: bool = False) -> list[str]:
+        made = Format(tokenizer, kind, ["no", "yes"], Stub(), symmetric=symmetric)
+        encoded = made.encode([Example(texts, label)])[0]
         return [shown(tokenizer, row) for row in encoded.rows]
 
     assert rows("single", "one") == ["<start>one<extract>"]
     assert rows("pair", "one", "two") == ["<start>one<separator>two<extract>"]
     both = ["<start>one<separator>two<extract>", "<start>two<separator>one<extract>"]
-    assert rows("similarity", "one", "two") == both
+    assert rows("similarity", "one", "two") == rows("pair", "one", "two", symmetric=True) == both
     assert rows("choice", "one", "two", "three") == [both[0], "<start>one<separator>three<extract>"]
 
 
@@ -48,7 +49,7 @@ def test_bert_and_xlnet(tokenizer) -> None:
     (bert,) = Format(tokenizer, "similarity", [], Stub(causal=False, first=True)).encode(pair)
     assert [shown(tokenizer, row) for row in bert.rows] == ["<extract>one<separator>two<separator>"]
     (xlnet,) = Format(tokenizer, "pair", ["a"], Stub(causal=False)).encode(pair)
-    assert shown(tokenizer, xlnet.rows[0]) == "<start>one<separator>two<separator><extract>"
+    assert shown(tokenizer, xlnet.rows[0]) == "one<separator>two<separator><extract>"
 
 
 def test_targets(tokenizer) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,7 @@ def test_pooling_by_hand() -> None:
 
 
 def batch(model: TaskModel, examples: list[Example]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    layout = Format(ByteTokenizer(), model.config.kind, model.config.labels, model)
+    layout = Format(ByteTokenizer(), model.config.kind, model.config.labels, model, symmetric=model.config.symmetric)
     made = collate(layout.encode(examples))
     return tuple(torch.from_numpy(array) for array in (made.tokens, made.targets, made.starts))
 
@@ -120,6 +121,11 @@ def test_the_loss_of_a_similarity_sums_both_orders() -> None:
     bias = model.classifier[-1].bias.float()
     predicted = alone_pool(model, "one\nthree\n") + alone_pool(model, "three\none\n") - bias
     torch.testing.assert_close(found, ((predicted - 0.75) ** 2).mean())
+    paraphrase = make("transformer-xl", texts=("text_a", "text_b"), kind="pair", symmetric=True, labels=("0", "1"))
+    found = loss(paraphrase, [Example(("one", "three"), "1")])
+    bias = paraphrase.classifier[-1].bias.float()
+    scores = alone_pool(paraphrase, "one\nthree\n") + alone_pool(paraphrase, "three\none\n") - bias
+    torch.testing.assert_close(found, F.cross_entropy(scores[None], torch.tensor([1])))
     single = make("transformer-xl", texts=("text",), **values)
     found = loss(single, [Example(("one",), 4.0), Example(("three",), 1.0)])
     predicted = torch.cat([alone_pool(single, "one\n"), alone_pool(single, "three\n")])
@@ -184,18 +190,28 @@ def test_features_have_the_width_of_their_layers(name: str, shape: dict, feature
 
 
 def test_texts_are_embedded_with_the_features_of_the_task() -> None:
-    """Of a bidirectional model, and with the weights of a mix. Other models have none."""
+    """With the weights of a mix, which other models do not have. A bidirectional model reads a text between its special
+    tokens, or what stands for them, and a long one in windows."""
     base = build("bert", {"vocabulary": 256, "layers": 2, "width": 16, "heads": 2, "positions": 128})
     model = wrap(base, "bert", features="mix").float()
-    hidden, _ = model.base.encode(torch.tensor([list(b"some")]))
+
+    def between_ends(text: bytes) -> list[torch.Tensor]:
+        hidden, _ = model.base.encode(torch.tensor([list(b"\n" + text + b"\n")]))
+        return [h[:, 1:-1] for h in hidden]
+
+    hidden = between_ends(b"some")
     weights = model.mix.scores.exp() / model.mix.scores.exp().sum()
     expected = model.mix.gamma * sum(w * h for w, h in zip(weights, hidden, strict=True))
     (found,) = embed(TextModel(model, ByteTokenizer()), ["some"], "mix", "none")
-    np.testing.assert_allclose(found, expected[0].detach(), rtol=1e-5)
+    np.testing.assert_allclose(found, expected[0].detach(), rtol=0, atol=1e-6)
     plain_model = TextModel(model.base, ByteTokenizer())
     with pytest.raises(ConfigError, match="features=mix"):
         embed(plain_model, ["some"], "mix")
-    np.testing.assert_allclose(embed(plain_model, ["some"], "1", "none")[0], hidden[1][0].detach(), rtol=1e-5)
+    np.testing.assert_allclose(embed(plain_model, ["some"], "1", "none")[0], hidden[1][0].detach(), rtol=0, atol=1e-6)
+    model.base.reading = replace(model.base.reading, segment=6)
+    windows = torch.cat([between_ends(part)[1] for part in (b"some", b" tex", b"t")], dim=1)[0].detach()
+    np.testing.assert_allclose(embed(plain_model, ["some text"], "1", "none")[0], windows, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(embed(plain_model, ["some text"], "1")[0], windows.mean(0), rtol=0, atol=1e-6)
 
 
 def test_features_of_layers_of_different_widths() -> None:

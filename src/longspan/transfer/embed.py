@@ -14,6 +14,7 @@ from longspan.data.cache import write_atomic
 from longspan.errors import ConfigError, DataError
 from longspan.text_model import TextModel
 from longspan.transfer.features import combine
+from longspan.transfer.formats import Format
 from longspan.transfer.heads import Pool
 from longspan.transfer.model import TaskModel
 
@@ -28,7 +29,8 @@ def embed(
 
     `layer` is a number (0: the embedding, -1: the last layer), or one of `transfer.features`: last, second-to-last,
     sum, sum-last-four, concat-last-four, or mix with the weights that a fine-tuned model has learned. A text of any
-    length is read through the model's memory.
+    length is read through the model's memory, or in windows. Bidirectional models read it between their special tokens,
+    such as [CLS] and [SEP], whose own features are left out.
     """
     if pooling not in ("last", "mean", "concat", "none"):
         raise ConfigError(f"pooling={pooling!r:.40} must be last, mean, concat or none")
@@ -41,17 +43,30 @@ def _embed(model: TextModel, text: str, layer: str, pooling: str) -> NDArray[np.
         raise DataError("a text has 0 tokens; features need at least 1, so remove empty texts")
     language_model = model.model
     tokens = torch.from_numpy(ids.astype(np.int64)).to(model.device)[None]
-    pieces = []
+    before, after = _ends(model)
+    segment, around = language_model.reading.segment, before.shape[1] + after.shape[1]
+    window = tokens.shape[1] if language_model.has_memory() else max(1, segment - around)
+    found = []
     with torch.inference_mode():
-        state = language_model.initial_state(1, trainable=False)
-        for part in tokens.split(state.reading.segment, dim=1):
-            hidden, state = language_model.encode(part, state)
-            pieces.append(_choose(language_model, hidden, layer).float())
-        found = torch.cat(pieces, dim=1)
+        for part in tokens.split(window, dim=1):
+            state, pieces = language_model.initial_state(1, trainable=False), []
+            for piece in torch.cat([before, part, after], dim=1).split(segment, dim=1):
+                hidden, state = language_model.encode(piece, state)
+                pieces.append(_choose(language_model, hidden, layer).float())
+            found.append(torch.cat(pieces, dim=1)[:, before.shape[1] :][:, : part.shape[1]])
+        features = torch.cat(found, dim=1)
         if pooling != "none":
-            pool = Pool.empty(1, found.shape[-1], found)
-            found = pool.add(found, torch.ones_like(tokens, dtype=torch.bool), first=False).vector(pooling)
-    return found[0].cpu().numpy()
+            pool = Pool.empty(1, features.shape[-1], features)
+            features = pool.add(features, torch.ones_like(tokens, dtype=torch.bool), first=False).vector(pooling)
+    return features[0].cpu().numpy()
+
+
+def _ends(model: TextModel) -> tuple[torch.Tensor, torch.Tensor]:
+    """The special tokens around a text, [1, N]. A causal model reads a text as in training, without any."""
+    before = after = np.empty(0, np.int64)
+    if not model.model.causal:
+        before, after = Format(model.tokenizer, "single", [], model.model).ends()
+    return torch.from_numpy(before).to(model.device)[None], torch.from_numpy(after).to(model.device)[None]
 
 
 def _choose(model: LanguageModel, hidden: tuple[torch.Tensor, ...], layer: str) -> torch.Tensor:

@@ -267,7 +267,7 @@ def describe_task(data: TaskData) -> dict[str, Any]:
     """The keys of a TaskConfig that follow from the task and its training labels."""
     task, gold = data.task, [example.label for example in data.train]
     values: dict[str, Any] = {"task": task.name, "kind": task.kind}
-    values |= {"metrics": list(task.metrics), "texts": list(task.texts)}
+    values |= {"metrics": list(task.metrics), "texts": list(task.texts), "symmetric": task.symmetric}
     if task.kind == "similarity":
         scores = [float(score) for score in gold]  # type: ignore[arg-type]
         return values | {"low": min(scores), "high": max(max(scores), min(scores) + 1e-6), "labels": []}

@@ -3,11 +3,13 @@
     single      [start] text [extract]
     pair        [start] first [separator] second [extract]
     similarity  both orders of a pair, a sequence each; a bidirectional model reads one order. One text is read as it is
+    symmetric   a pair whose order has no meaning (MRPC): as for a similarity
     choice      a pair of premise and choice for every choice
     tags        [start] words [extract]; a causal model reads the words twice, so that a tag depends on later words
 
-Models that classify at the first position, such as BERT, read [extract] text [separator]. A tokenizer without these
-tokens has the end of a document, or a newline, in place of a separator and of [extract], and no [start].
+Bidirectional models have no [start]. BERT, which classifies at the first position, reads [extract] text [separator];
+the others read text [separator] [extract]. A tokenizer without these tokens has the end of a document, or a newline, in
+place of a separator and of [extract], and no [start].
 """
 
 from collections.abc import Sequence
@@ -74,10 +76,13 @@ class Format:
         longest: int | None = None,
         *,
         reverse: bool = False,
+        symmetric: bool = False,
     ) -> None:
-        """`reverse` reads every text from its end, for a backward language model."""
+        """`reverse` reads every text from its end, for a backward language model; `symmetric` reads both orders of a
+        pair, as for a similarity."""
         self.tokenizer, self.kind, self.reverse = tokenizer, kind, reverse
         self.labels = {label: k for k, label in enumerate(labels)}
+        self.symmetric = symmetric or kind == "similarity"
         self.first, self.causal = model.classify_at == "first", model.causal
         limits = [longest] if longest else []
         if not model.has_memory():
@@ -85,7 +90,7 @@ class Format:
         self.longest = min(limits, default=None)
         end = self._end()
         known = {role: self._find(names) for role, names in ROLES.items()}
-        self.start = [] if known["start"] is None or self.first else [known["start"]]
+        self.start = [known["start"]] if known["start"] is not None and self.causal else []
         self.separator = end if known["separator"] is None else [known["separator"]]
         self.extract = end if known["extract"] is None else [known["extract"]]
 
@@ -117,21 +122,22 @@ class Format:
             parts = [(texts[0], choice) for choice in texts[1:]]
         else:
             parts = [(texts[0], texts[1])]
-            parts += [(texts[1], texts[0])] if self.kind == "similarity" and self.causal else []
+            parts += [(texts[1], texts[0])] if self.symmetric and self.causal else []
         rows = tuple(self._join(list(part)) for part in parts)
         return Sequences(rows, np.empty(0, np.int64), self._target(example.label))
 
     def _join(self, texts: list[Ids]) -> Ids:
         """The texts between special tokens, each shortened so that the sequence is not too long."""
         inside = [np.array(self.separator, np.int64)] * (len(texts) - 1)
-        before, after = self._ends()
+        before, after = self.ends()
         if self.longest is not None:
             room = self.longest - len(before) - len(after) - sum(map(len, inside))
             texts = shorten(texts, max(room, len(texts)))
         parts = [texts[0], *(part for pair in zip(inside, texts[1:], strict=True) for part in pair)]
         return np.concatenate([before, *parts, after])
 
-    def _ends(self) -> tuple[Ids, Ids]:
+    def ends(self) -> tuple[Ids, Ids]:
+        """What precedes and follows the texts."""
         if self.first:
             return np.array(self.extract, np.int64), np.array(self.separator, np.int64)
         # XLNet also ends the last text with a separator.
@@ -141,7 +147,7 @@ class Format:
     def _tagged(self, example: Example, words: list[Ids]) -> Sequences:
         unknown = self.tokenizer.encode_prompt("?").astype(np.int64)[:1]
         words = [word if len(word) else unknown for word in words]  # a normaliser may remove a whole word
-        before, after = self._ends()
+        before, after = self.ends()
         once, separator = np.concatenate(words), np.array(self.separator, np.int64)
         ahead = np.concatenate([before, once, separator]) if self.causal else before
         sizes = np.array([len(word) for word in words])

@@ -51,6 +51,8 @@ class TaskConfig:
     metrics: tuple[str, ...] = ("accuracy",)
     texts: tuple[str, ...] = ("text",)
     """The keys of the texts in a row of data."""
+    symmetric: bool = False
+    """A causal model reads a pair in both orders, as it does for a similarity."""
     choices: int = 2
     low: float = 0.0
     high: float = 1.0
@@ -320,7 +322,7 @@ class TaskModel(LanguageModel):
     def rows(self) -> int:
         """Sequences per example, as `transfer.formats` makes them."""
         c = self.config
-        both = c.kind == "similarity" and self.causal and len(c.texts) == 2
+        both = (c.symmetric or c.kind == "similarity") and self.causal and len(c.texts) == 2
         return c.choices if c.kind == "choice" else 2 if both else 1
 
     def loss(self, scores: Float[Tensor, "..."], targets: Int[Tensor, "B T"]) -> Float[Tensor, ""]:

@@ -33,7 +33,7 @@ class Prediction:
 def make_format(tokenizer: Tokenizer, model: TaskModel) -> Format:
     """The input format of a model."""
     c = model.config
-    return Format(tokenizer, c.kind, c.labels, model, c.longest, reverse=c.reverse)
+    return Format(tokenizer, c.kind, c.labels, model, c.longest, reverse=c.reverse, symmetric=c.symmetric)
 
 
 class Predictor:

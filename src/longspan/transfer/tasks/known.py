@@ -60,7 +60,7 @@ _TASKS = (
     KnownTask("cola", "acceptability of sentences", _COLA, {"metrics": ["matthews", "accuracy"]}),
     KnownTask("rte", "entailment, two classes", _RTE),
     KnownTask("cb", "entailment, three classes", _CB, {"metrics": ["accuracy", "macro-f1"]}),
-    KnownTask("mrpc", "paraphrases", _MRPC, {"metrics": ["accuracy", "f1"]}),
+    KnownTask("mrpc", "paraphrases", _MRPC, {"metrics": ["accuracy", "f1"], "symmetric": True}),
     KnownTask("sts-b", "similarity from 0 to 5", _STSB, {"metrics": ["pearson", "spearman"]}),
     KnownTask("copa", "cause or effect, two choices", _COPA, form="copa"),
     KnownTask("trec6", "kinds of questions, six classes", _TREC),

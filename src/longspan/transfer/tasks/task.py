@@ -37,7 +37,8 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """How rows become examples. A folder may state it in task.toml: `kind`, `texts`, `label`, `metrics`."""
+    """How rows become examples. A folder may state it in task.toml: `kind`, `texts`, `label`, `metrics`,
+    `symmetric`."""
 
     name: str
     kind: Kind
@@ -46,6 +47,8 @@ class Task:
     label: str = "label"
     metrics: tuple[str, ...] = ()
     """The first one selects the best checkpoint. Default: accuracy, pearson or entity-f1."""
+    symmetric: bool = False
+    """The order of both texts has no meaning, so a causal model reads both orders. Always so for a similarity."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -57,6 +60,8 @@ class Task:
             if name not in SUITABLE[self.kind]:
                 known = ", ".join(SUITABLE[self.kind])
                 raise ConfigError(f"the metric {name} cannot be used with kind={self.kind!r}; use {known}")
+        if self.symmetric and self.kind not in ("pair", "similarity"):
+            raise ConfigError(f"symmetric=true needs a task of pairs, not kind={self.kind!r}; leave it out")
         wanted = {"single": (1,), "pair": (2,), "similarity": (2, 1), "tags": (1,)}.get(self.kind, ())
         if len(self.texts) not in wanted and (wanted or len(self.texts) < 3):
             raise ConfigError(

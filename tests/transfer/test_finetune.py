@@ -238,6 +238,12 @@ def test_examples_of_several_sequences_with_any_segment(base: Path, tmp_path: Pa
     assert len(result.dev) == 1
 
 
+def test_a_batch_may_have_more_rows_than_the_task_has_tokens(base: Path, tmp_path: Path) -> None:
+    write(tmp_path / "t" / "train.jsonl", [{"text": word, "label": word} for word in "abab"])
+    sets = ["training.steps=1", "training.batch=32"]
+    assert len(finetune(base, tmp_path / "t", tmp_path / "r", overrides=sets, device="cpu").dev) == 1
+
+
 def test_changed_examples_cannot_be_resumed(finished: tuple[Path, dict[str, Any]], base: Path, folder: Path) -> None:
     out, _ = finished
     with pytest.raises(ConfigError, match="seed"):

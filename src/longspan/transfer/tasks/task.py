@@ -11,7 +11,7 @@ The kind of a task follows from the keys of its rows:
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -33,6 +33,12 @@ class Example:
     texts: tuple[str, ...]
     label: Label | None = None
     """A class name, a score, the index of a choice, or a tag per word; None if unknown."""
+
+    def unseen(self, labels: Sequence[str]) -> str | None:
+        """The first class or tag that is not one of `labels`, which are empty for a task without classes."""
+        names = self.label if isinstance(self.label, tuple) else (self.label,)
+        found = (str(name) for name in names if labels and name is not None and name not in labels)
+        return next(found, None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,6 +93,10 @@ def test_a_bad_row_is_named(tmp_path: Path, row: dict, words: list[str]) -> None
         ("text,label\none,x\none,two,x\n", ["row 2", "3 fields", "2 columns"]),
         ("text,text,label\na,b,x\n", ["two columns", "'text'"]),
         ("1,2,label\na,b,x\n", ["text_a"]),
+        ("Text,Label\na,x\n", ["train.csv", "'Text', 'Label'", "first line", "score", "task.toml"]),
+        ("text;label\na, b;x\n", ["train.csv", "'text;label'", "commas"]),
+        ("text,mood\na,x\nb,y\n", ["row 1", "'label'", "'text', 'mood'", "task.toml"]),
+        ("text\na,x\n", ["2 fields and 1 column;"]),
         ("text,label\na,x\n", ["1 row", "at least 2"]),
     ],
 )
@@ -112,6 +116,22 @@ def test_numbers_and_their_names_are_one_class(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", [{"text": "a", "label": label} for label in (1, "1", 1.0, 1.5, "1.5")])
     data = open_task(tmp_path)
     assert {example.label for example in (*data.train, *data.dev)} == {"1", "1.5"}
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "problem"),
+    [
+        ("body", 'metric = "f1"', "no key called 'metric'; did you mean 'metrics'?"),
+        ("text", 'metrics = ["auc"]', "no metric called 'auc'; known: "),
+        ("text", 'kind = "singel"', "no option for kind called 'singel'; did you mean 'single'?"),
+    ],
+)
+def test_errors_in_a_task_file_name_it(tmp_path: Path, key: str, given: str, problem: str) -> None:
+    write(tmp_path / "train.jsonl", [{key: "a", "label": "x"}])
+    (tmp_path / "task.toml").write_text(given)
+    with pytest.raises(ConfigError) as caught:
+        open_task(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path / 'task.toml'}: {problem}")
 
 
 def test_unknown_shapes_and_names_are_refused(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def _open(name: str, folder: Path, given: dict[str, Any]) -> TaskData:
     first = next(rows_of(files["train"]), None)
     if first is None:
         raise DataError(f"{files['train']} has no rows; add at least one")
-    return TaskData(recognise(name, first, given), files)
+    return TaskData(recognise(name, first, given, files["train"]), files)
 
 
 def rows_of(path: Path) -> Iterator[dict[str, Any]]:
@@ -193,10 +193,12 @@ def csv_rows(file: Iterable[str], name: str) -> Iterator[dict[str, Any]]:
         columns = list(reader.fieldnames or [])
         if repeated := [column for k, column in enumerate(columns) if column in columns[:k]]:
             raise DataError(f"{name} has two columns called {repeated[0]!r:.40}; rename one")
+        if len(columns) == 1 and any(sign in columns[0] for sign in ";\t"):
+            raise DataError(f"{name} has one column, {columns[0]!r:.40}; separate columns with commas")
         for number, row in enumerate(reader, start=1):
             if None in row:
                 count = len(columns) + len(row[None])
-                fields = f"{count} fields and {len(columns)} columns"
+                fields = f"{counted(count, 'field')} and {counted(len(columns), 'column')}"
                 raise DataError(f"{name}, row {number}, has {fields}; put texts with commas in quotes")
             yield row
     except csv.Error as error:

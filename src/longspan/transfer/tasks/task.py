@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from longspan import config
@@ -24,6 +25,10 @@ Label = str | float | int | tuple[str, ...]
 DEFAULT_METRIC: dict[str, str] = {"similarity": "pearson", "tags": "entity-f1"}
 LARGEST_SCORE = 10**9
 _PAIRS = (("premise", "hypothesis"), ("text_a", "text_b"))
+_KNOWN_COLUMNS = (
+    "text, or premise and hypothesis, or text_a and text_b (each with label or score), or premise, choice1, choice2, "
+    "... and label, or words and tags"
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,11 @@ class Task:
         value = row.get(self.label)
         if value is None or value == "":
             if labelled:
-                raise DataError(f"{where} has no {self.label!r}; every row of this split needs one")
+                instead = _instead(row, self.label)
+                raise DataError(
+                    f"{where} has no {self.label!r}{instead}; every row of this split needs one"
+                    f"{'; task.toml can name another column' * bool(instead)}"
+                )
             return Example(flat)
         return Example(flat, self._label(value, len(flat), where))
 
@@ -140,20 +149,38 @@ def _text(row: Mapping[str, Any], key: str, where: str, *, words: bool) -> Any:
     if words:
         found = _words([] if value is None else value, key, where)
         if not found:
-            raise DataError(f"{where} has no words under {key!r}; use a list of words, or words separated by spaces")
+            raise DataError(
+                f"{where} has no words under {key!r}{_instead(row, key)}; use a list of words, or words separated by "
+                "spaces"
+            )
         return found
     if not isinstance(value, str) or not value.strip():
-        raise DataError(f"{where} has no text under {key!r}; every row needs one")
+        raise DataError(f"{where} has no text under {key!r}{_instead(row, key)}; every row needs one")
     return value
 
 
-def recognise(name: str, row: Mapping[str, Any], given: Mapping[str, Any]) -> Task:
-    """The task of rows like this one; `given` are the values of a task.toml."""
+def recognise(name: str, row: Mapping[str, Any], given: Mapping[str, Any], train: Path) -> Task:
+    """The task of rows like this one, the first of `train`; `given` are the values of the task.toml beside it."""
+    values = {"name": name} | _shape(row) | dict(given)
+    if set(given) <= set(config.keys(Task)) and not {"kind", "texts"} <= set(values):
+        place = " in its first line" * (train.suffix == ".csv")
+        raise ConfigError(
+            f"{train} has the columns {_columns(row)}{place}; expected {_KNOWN_COLUMNS}; "
+            "rename them, or set kind, texts and label in a task.toml"
+        )
     try:
-        return config.build(Task, {"name": name} | _shape(row) | dict(given))
+        return config.build(Task, values)
     except ConfigError as error:
-        shapes = "text; premise and hypothesis; text_a and text_b; premise, choice1, choice2; words and tags"
-        raise ConfigError(f"the task {name} is not recognised ({error}); its keys may be {shapes}, and label") from None
+        raise ConfigError(f"{train.with_name('task.toml')}: {error}") from None
+
+
+def _columns(row: Mapping[str, Any]) -> str:
+    return f"{', '.join(map(repr, row)):.200}"
+
+
+def _instead(row: Mapping[str, Any], key: str) -> str:
+    """The columns of a row that does not have this one."""
+    return "" if key in row else f", only {_columns(row)}"
 
 
 def _shape(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -68,6 +68,10 @@ def test_a_task_file_overrides_what_the_keys_say(tmp_path: Path) -> None:
         ({"text": "", "label": 1}, ["text"]),
         ({"words": ["a", "b"], "tags": ["O"]}, ["2 words", "1 tags"]),
         ({"premise": "a", "choice1": "b", "choice2": "c", "label": 2}, ["label=2"]),
+        ({"premise": "a", "choice1": "b", "choice2": "c", "label": 0.7}, ["label=0.7"]),
+        ({"text": "a\ud800", "label": 1}, ["train.jsonl, row 1 ", "U+D800", "'text'"]),
+        ({"text": "a", "label": "\ud800"}, ["row 1 ", "U+D800", "'label'"]),
+        ({"words": ["a", "\udfff"], "tags": ["O", "O"]}, ["row 1 ", "U+DFFF", "'words'"]),
         ({"text_a": "a", "text_b": "b", "score": "high"}, ["score='high'"]),
         ({"text_a": "a", "text_b": "b", "score": "nan"}, ["score='nan'"]),
         ({"text_a": "a", "text_b": "b", "score": 10**400}, ["score=1000"]),
@@ -85,6 +89,17 @@ def test_a_bad_row_is_named(tmp_path: Path, row: dict, words: list[str]) -> None
     with pytest.raises(DataError) as caught:
         _ = open_task(tmp_path).train
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize("label", [1, 2])
+def test_all_rows_have_the_choices_of_the_first(tmp_path: Path, label: int) -> None:
+    row = {"premise": "a", "choice1": "b", "choice2": "c", "label": 1.0}
+    write(tmp_path / "train.jsonl", [row, row | {"choice3": None}])
+    data = open_task(tmp_path)
+    assert [example.label for example in (*data.train, *data.dev)] == [1, 1]
+    write(tmp_path / "train.jsonl", [row, row | {"choice3": "d", "label": label}])
+    with pytest.raises(DataError, match=r"row 2 has 'choice3', but the task has 2 choices"):
+        _ = open_task(tmp_path).train
 
 
 @pytest.mark.parametrize(

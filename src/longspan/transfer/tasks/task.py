@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from longspan import config
-from longspan.errors import ConfigError, DataError, UnknownNameError
+from longspan.errors import ConfigError, DataError, UnknownNameError, counted
 from longspan.transfer.metrics import METRICS, SUITABLE
 
 Kind = Literal["single", "pair", "similarity", "choice", "tags"]
 Label = str | float | int | tuple[str, ...]
 DEFAULT_METRIC: dict[str, str] = {"similarity": "pearson", "tags": "entity-f1"}
 LARGEST_SCORE = 10**9
+_CHOICE = re.compile("choice[0-9]+")
 _PAIRS = (("premise", "hypothesis"), ("text_a", "text_b"))
 _KNOWN_COLUMNS = (
     "text, or premise and hypothesis, or text_a and text_b (each with label or score), or premise, choice1, choice2, "
@@ -83,6 +84,8 @@ class Task:
         """The example of a row. `where` names the file and line in errors."""
         texts = tuple(_text(row, key, where, words=self.kind == "tags") for key in self.texts)
         flat = texts[0] if self.kind == "tags" else texts
+        if self.kind == "choice":
+            self._check_choices(row, where)
         value = row.get(self.label)
         if value is None or value == "":
             if labelled:
@@ -93,6 +96,11 @@ class Task:
                 )
             return Example(flat)
         return Example(flat, self._label(value, len(flat), where))
+
+    def _check_choices(self, row: Mapping[str, Any], where: str) -> None:
+        if more := [key for key in row if _CHOICE.fullmatch(key) and row[key] and key not in self.texts]:
+            count = counted(len(self.texts) - 1, "choice")
+            raise DataError(f"{where} has {more[0]!r}, but the task has {count}; use the same number in every row")
 
     def _label(self, value: Any, count: int, where: str) -> Label:
         if self.kind == "tags":
@@ -119,7 +127,8 @@ def _score(value: Any, key: str, where: str) -> float:
 
 def _index(value: Any, choices: int, key: str, where: str) -> int:
     try:
-        index = int(value)
+        number = float(value)
+        index = int(number) if number.is_integer() else -1
     except (TypeError, ValueError, OverflowError):
         index = -1
     if not 0 <= index < choices:
@@ -132,7 +141,7 @@ def _class(value: Any, key: str, where: str) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     if isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value)):
-        return str(value)
+        return _encodable(str(value), key, where)
     raise DataError(f"{where} has {key}={value!r:.40}; use a name or a number")
 
 
@@ -141,7 +150,7 @@ def _words(value: Any, key: str, where: str) -> tuple[str, ...]:
     found = value.split() if isinstance(value, str) else value
     if not isinstance(found, list) or not all(isinstance(word, str | int | float) for word in found):
         raise DataError(f"{where} has {key}={value!r:.40}; use a list of words, or words separated by spaces")
-    return tuple(map(str, found))
+    return tuple(_encodable(str(word), key, where) for word in found)
 
 
 def _text(row: Mapping[str, Any], key: str, where: str, *, words: bool) -> Any:
@@ -156,7 +165,19 @@ def _text(row: Mapping[str, Any], key: str, where: str, *, words: bool) -> Any:
         return found
     if not isinstance(value, str) or not value.strip():
         raise DataError(f"{where} has no text under {key!r}{_instead(row, key)}; every row needs one")
-    return value
+    return _encodable(value, key, where)
+
+
+def _encodable(text: str, key: str, where: str) -> str:
+    """The same text. JSON can contain half of a surrogate pair, which no tokenizer accepts."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{where} has a lone surrogate (U+{ord(text[error.start]):04X}) under {key!r}, which UTF-8 cannot encode; "
+            "remove it"
+        ) from None
+    return text
 
 
 def recognise(name: str, row: Mapping[str, Any], given: Mapping[str, Any], train: Path) -> Task:
@@ -184,7 +205,7 @@ def _instead(row: Mapping[str, Any], key: str) -> str:
 
 
 def _shape(row: Mapping[str, Any]) -> dict[str, Any]:
-    choices = sorted((key for key in row if re.fullmatch("choice[0-9]+", key)), key=lambda key: int(key[6:]))
+    choices = sorted(filter(_CHOICE.fullmatch, row), key=lambda key: int(key[6:]))
     if len(choices) > 1:
         return {"kind": "choice", "texts": ["premise", *choices]}
     for pair in _PAIRS:

@@ -344,13 +344,23 @@ def test_the_folders_of_all_seeds_are_checked_first(base: Path, folder: Path, tm
 def test_sentences_without_room_for_a_tag_are_left_out(base: Path, tmp_path: Path, crf: int) -> None:
     """A causal tagger reads the words twice and tags the second copy, which may begin after the end."""
     rows = [{"words": ["ab"], "tags": ["B-X"]}, {"words": ["abcdefgh"] * 3, "tags": ["O", "O", "B-X"]}] * 6
-    write(tmp_path / "t" / "train.jsonl", rows)
+    partly = {"words": ["ab"] * 3, "tags": ["B-X", "O", "O"]}
+    for split, of_split in (("train", rows), ("dev", rows[:2]), ("test", [partly, rows[0]])):
+        write(tmp_path / "t" / f"{split}.jsonl", of_split)
     sets = ["training.steps=2", "training.batch=2", "model.longest=16", f"model.crf={crf}"]
-    with pytest.warns(DataWarning, match="sentences"):
+    with pytest.warns(DataWarning) as caught:
         result = finetune(base, tmp_path / "t", tmp_path / "r", overrides=sets, device="cpu").summary()
     assert 0 <= result["dev"] <= 1
+    counts = {str(warning.message).split(" do not fit")[0] for warning in caught}
+    dev_and_test = {"3 words in 1 sentence of dev", "1 word in 1 sentence of test"}
+    assert counts == {"18 words in 6 sentences of train", *dev_and_test}
+    predictor = load_predictor(tmp_path / "r")
+    with pytest.warns(DataWarning, match="1 word in 1 sentence of the input"):
+        (found,) = predictor.predict([predictor.task.example(partly, "here")])
+    assert isinstance(found.label, tuple)
+    assert found.label[2] == "O"
     write(tmp_path / "u" / "train.jsonl", rows[1::2])
-    with pytest.raises(DataError, match="longest"):
+    with pytest.warns(DataWarning), pytest.raises(DataError, match="longest"):
         finetune(base, tmp_path / "u", tmp_path / "s", overrides=sets, device="cpu")
 
 

@@ -66,7 +66,8 @@ def test_a_task_file_overrides_what_the_keys_say(tmp_path: Path) -> None:
     [
         ({"text": "a"}, ["train.jsonl, row 1", "label"]),
         ({"text": "", "label": 1}, ["text"]),
-        ({"words": ["a", "b"], "tags": ["O"]}, ["2 words", "1 tags"]),
+        ({"words": ["a", "b"], "tags": ["O"]}, ["2 words and 1 tag;"]),
+        ({"words": ["a"], "tags": []}, ["1 word and 0 tags;"]),
         ({"premise": "a", "choice1": "b", "choice2": "c", "label": 2}, ["label=2"]),
         ({"premise": "a", "choice1": "b", "choice2": "c", "label": 0.7}, ["label=0.7"]),
         ({"text": "a\ud800", "label": 1}, ["train.jsonl, row 1 ", "U+D800", "'text'"]),

@@ -106,7 +106,8 @@ class Task:
         if self.kind == "tags":
             tags = _words(value, self.label, where)
             if len(tags) != count:
-                raise DataError(f"{where} has {count} words and {len(tags)} tags; use one tag per word")
+                sizes = f"{counted(count, 'word')} and {counted(len(tags), 'tag')}"
+                raise DataError(f"{where} has {sizes}; use one tag per word")
             return tags
         if self.kind == "similarity":
             return _score(value, self.label, where)

@@ -15,6 +15,7 @@ from transfer_systems import DIRECTIONS, ENSEMBLE, NOT_CLASSES, ZERO_SHOT, Row
 from longspan.checkpoints.model_folder import load_model
 from longspan.data.cache import write_json
 from longspan.training.recipe import load_recipe
+from longspan.transfer.finetune import describe_task
 from longspan.transfer.likelihood import spaced
 from longspan.transfer.metrics import compute
 from longspan.transfer.results import PROBABILITIES, RESULT
@@ -174,15 +175,21 @@ def data_of(task: str, given: argparse.Namespace) -> TaskData:
 
 
 def sample_of(task: str, given: argparse.Namespace) -> Path | None:
-    """A folder with a few evenly spaced rows of every split of a task; None without `--rows`."""
+    """A folder with a few evenly spaced rows of every split of a task; None without `--rows`. Dev and test have no
+    labels that the few training rows do not have."""
     if not given.rows:
         return None
     folder = given.out / f"rows-{given.rows}" / task
     if not folder.is_dir():
         folder.mkdir(parents=True)
-        for split, path in open_task(task, given.source).files.items():
-            lines = [json.dumps(row) for row in spaced(list(rows_of(path)), given.rows)]
-            (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
         lines = [f"{key} = {json.dumps(value)}" for key, value in KNOWN[task].given.items()]
         (folder / "task.toml").write_text("\n".join(lines) + "\n")
+        labels: list[str] = []
+        whole = open_task(task, given.source)
+        for split, path in whole.files.items():
+            examples = ((row, whole.task.example(row, path.name, labelled=False)) for row in rows_of(path))
+            rows = [row for row, example in examples if example.unseen(labels) is None]
+            lines = [json.dumps(row) for row in spaced(rows, given.rows)]
+            (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+            labels = labels or describe_task(open_task(folder))["labels"]
     return folder

@@ -40,6 +40,7 @@ def test_finetune_predict_and_embed(cli: Cli, model: Path, tmp_path: Path, monke
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(rows.encode())))
         again = json.loads(cli("predict", "run", "--data", "-").out)
         assert again["probabilities"] == pytest.approx(found[0]["probabilities"], rel=1e-5)
+    assert cli("embed", model, "-t", "one", "--out", "f.npy").out == "f.npy: 1 text, 32 features\n"
     assert cli("embed", model, "-t", "one", "-t", "three", "--layer", "1", "--out", "f.npy").code == 0
     assert np.load("f.npy").shape == (2, 32)
     # A fine-tuned model is still a language model.

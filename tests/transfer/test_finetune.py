@@ -242,6 +242,12 @@ def test_examples_of_several_sequences_with_any_segment(base: Path, tmp_path: Pa
     assert load_predictor(tmp_path / "r").model.rows == 2
 
 
+def test_a_batch_may_have_more_rows_than_the_task_has_tokens(base: Path, tmp_path: Path) -> None:
+    write(tmp_path / "t" / "train.jsonl", [{"text": word, "label": word} for word in "abab"])
+    sets = ["training.steps=1", "training.batch=32"]
+    assert len(finetune(base, tmp_path / "t", tmp_path / "r", overrides=sets, device="cpu").dev) == 1
+
+
 def test_changed_examples_cannot_be_resumed(finished: tuple[Path, dict[str, Any]], base: Path, folder: Path) -> None:
     out, _ = finished
     with pytest.raises(ConfigError, match="seed"):
@@ -280,6 +286,12 @@ def test_what_cannot_work_is_refused_before_the_start(
     assert not (tmp_path / "r").exists()
 
 
+def labelled(labels: list[Any]) -> list[dict[str, Any]]:
+    """Rows with these labels, or with these tags."""
+    tags = isinstance(labels[0], list)
+    return [{"words": ["a"] * len(each), "tags": each} if tags else {"text": "a", "label": each} for each in labels]
+
+
 LABELS: list[tuple[list[Any], str, str]] = [
     (["x", "x"], "", "'x'"),
     (["x", "y", "z"], 'metrics = ["f1"]', "macro-f1"),
@@ -293,19 +305,35 @@ LABELS: list[tuple[list[Any], str, str]] = [
 def test_labels_that_do_not_fit_are_refused(
     labels: list[Any], given: str, word: str, base: Path, tmp_path: Path
 ) -> None:
-    tags = isinstance(labels[0], list)
-    rows = [{"words": ["a"], "tags": label} if tags else {"text": "a", "label": label} for label in labels]
-    write(tmp_path / "t" / "train.jsonl", rows * 8)
+    write(tmp_path / "t" / "train.jsonl", labelled(labels) * 8)
     (tmp_path / "t" / "task.toml").write_text(given)
     with pytest.raises((ConfigError, DataError), match=word):
         finetune(base, tmp_path / "t", tmp_path / "r", device="cpu")
 
 
-def test_dev_labels_of_other_names_are_refused(base: Path, folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path / "t")
-    write(tmp_path / "t" / "dev.jsonl", [{"text": "a fine film", "label": 1}])
-    with pytest.raises(DataError, match="dev"):
+UNSEEN: list[tuple[str, list[Any], str]] = [
+    ("dev", [1], r"dev.jsonl, row 1 .*'1'.* x, y"),
+    ("dev", ["x", "X", "y"], r"dev.jsonl, row 2 .*'X'"),
+    ("test", [["O"], ["B-X", "U-X"]], r"test.jsonl, row 2 .*'U-X'"),
+]
+
+
+@pytest.mark.parametrize(("split", "labels", "named"), UNSEEN)
+def test_dev_and_test_labels_that_train_does_not_have_are_refused(
+    split: str, labels: list[Any], named: str, base: Path, tmp_path: Path
+) -> None:
+    write(tmp_path / "t" / "train.jsonl", labelled([["O", "B-X"]] * 2 if split == "test" else ["x", "y"]))
+    for name in ("dev", "test"):
+        write(tmp_path / "t" / f"{name}.jsonl", labelled(labels if name == split else labels[:1]))
+    with pytest.raises(DataError, match=named):
         finetune(base, tmp_path / "t", tmp_path / "r", device="cpu")
+
+
+def test_held_out_labels_that_no_other_row_has_are_a_warning(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", [{"text": f"{row}", "label": "x"} for row in range(1, 7)])
+    data = open_task(tmp_path)
+    with pytest.warns(DataWarning, match=f"1 row .*train.jsonl .*'x' in row {data.dev[0].texts[0]};"):
+        data.check_held_out(["y"])
 
 
 def test_the_folders_of_all_seeds_are_checked_first(base: Path, folder: Path, tmp_path: Path) -> None:
@@ -320,13 +348,23 @@ def test_the_folders_of_all_seeds_are_checked_first(base: Path, folder: Path, tm
 def test_sentences_without_room_for_a_tag_are_left_out(base: Path, tmp_path: Path, crf: int) -> None:
     """A causal tagger reads the words twice and tags the second copy, which may begin after the end."""
     rows = [{"words": ["ab"], "tags": ["B-X"]}, {"words": ["abcdefgh"] * 3, "tags": ["O", "O", "B-X"]}] * 6
-    write(tmp_path / "t" / "train.jsonl", rows)
+    partly = {"words": ["ab"] * 3, "tags": ["B-X", "O", "O"]}
+    for split, of_split in (("train", rows), ("dev", rows[:2]), ("test", [partly, rows[0]])):
+        write(tmp_path / "t" / f"{split}.jsonl", of_split)
     sets = ["training.steps=2", "training.batch=2", "model.longest=16", f"model.crf={crf}"]
-    with pytest.warns(DataWarning, match="sentences"):
+    with pytest.warns(DataWarning) as caught:
         result = finetune(base, tmp_path / "t", tmp_path / "r", overrides=sets, device="cpu").summary()
     assert 0 <= result["dev"] <= 1
+    counts = {str(warning.message).split(" do not fit")[0] for warning in caught}
+    dev_and_test = {"3 words in 1 sentence of dev", "1 word in 1 sentence of test"}
+    assert counts == {"18 words in 6 sentences of train", *dev_and_test}
+    predictor = load_predictor(tmp_path / "r")
+    with pytest.warns(DataWarning, match="1 word in 1 sentence of the input"):
+        (found,) = predictor.predict([predictor.task.example(partly, "here")])
+    assert isinstance(found.label, tuple)
+    assert found.label[2] == "O"
     write(tmp_path / "u" / "train.jsonl", rows[1::2])
-    with pytest.raises(DataError, match="longest"):
+    with pytest.warns(DataWarning), pytest.raises(DataError, match="longest"):
         finetune(base, tmp_path / "u", tmp_path / "s", overrides=sets, device="cpu")
 
 

@@ -66,8 +66,13 @@ def test_a_task_file_overrides_what_the_keys_say(tmp_path: Path) -> None:
     [
         ({"text": "a"}, ["train.jsonl, row 1", "label"]),
         ({"text": "", "label": 1}, ["text"]),
-        ({"words": ["a", "b"], "tags": ["O"]}, ["2 words", "1 tags"]),
+        ({"words": ["a", "b"], "tags": ["O"]}, ["2 words and 1 tag;"]),
+        ({"words": ["a"], "tags": []}, ["1 word and 0 tags;"]),
         ({"premise": "a", "choice1": "b", "choice2": "c", "label": 2}, ["label=2"]),
+        ({"premise": "a", "choice1": "b", "choice2": "c", "label": 0.7}, ["label=0.7"]),
+        ({"text": "a\ud800", "label": 1}, ["train.jsonl, row 1 ", "U+D800", "'text'"]),
+        ({"text": "a", "label": "\ud800"}, ["row 1 ", "U+D800", "'label'"]),
+        ({"words": ["a", "\udfff"], "tags": ["O", "O"]}, ["row 1 ", "U+DFFF", "'words'"]),
         ({"text_a": "a", "text_b": "b", "score": "high"}, ["score='high'"]),
         ({"text_a": "a", "text_b": "b", "score": "nan"}, ["score='nan'"]),
         ({"text_a": "a", "text_b": "b", "score": 10**400}, ["score=1000"]),
@@ -87,12 +92,27 @@ def test_a_bad_row_is_named(tmp_path: Path, row: dict, words: list[str]) -> None
     assert all(word in str(caught.value) for word in words), caught.value
 
 
+@pytest.mark.parametrize("label", [1, 2])
+def test_all_rows_have_the_choices_of_the_first(tmp_path: Path, label: int) -> None:
+    row = {"premise": "a", "choice1": "b", "choice2": "c", "label": 1.0}
+    write(tmp_path / "train.jsonl", [row, row | {"choice3": None}])
+    data = open_task(tmp_path)
+    assert [example.label for example in (*data.train, *data.dev)] == [1, 1]
+    write(tmp_path / "train.jsonl", [row, row | {"choice3": "d", "label": label}])
+    with pytest.raises(DataError, match=r"row 2 has 'choice3', but the task has 2 choices"):
+        _ = open_task(tmp_path).train
+
+
 @pytest.mark.parametrize(
     ("table", "words"),
     [
         ("text,label\none,x\none,two,x\n", ["row 2", "3 fields", "2 columns"]),
         ("text,text,label\na,b,x\n", ["two columns", "'text'"]),
         ("1,2,label\na,b,x\n", ["text_a"]),
+        ("Text,Label\na,x\n", ["train.csv", "'Text', 'Label'", "first line", "score", "task.toml"]),
+        ("text;label\na, b;x\n", ["train.csv", "'text;label'", "commas"]),
+        ("text,mood\na,x\nb,y\n", ["row 1", "'label'", "'text', 'mood'", "task.toml"]),
+        ("text\na,x\n", ["2 fields and 1 column;"]),
         ("text,label\na,x\n", ["1 row", "at least 2"]),
     ],
 )
@@ -112,6 +132,22 @@ def test_numbers_and_their_names_are_one_class(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", [{"text": "a", "label": label} for label in (1, "1", 1.0, 1.5, "1.5")])
     data = open_task(tmp_path)
     assert {example.label for example in (*data.train, *data.dev)} == {"1", "1.5"}
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "problem"),
+    [
+        ("body", 'metric = "f1"', "no key called 'metric'; did you mean 'metrics'?"),
+        ("text", 'metrics = ["auc"]', "no metric called 'auc'; known: "),
+        ("text", 'kind = "singel"', "no option for kind called 'singel'; did you mean 'single'?"),
+    ],
+)
+def test_errors_in_a_task_file_name_it(tmp_path: Path, key: str, given: str, problem: str) -> None:
+    write(tmp_path / "train.jsonl", [{key: "a", "label": "x"}])
+    (tmp_path / "task.toml").write_text(given)
+    with pytest.raises(ConfigError) as caught:
+        open_task(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path / 'task.toml'}: {problem}")
 
 
 def test_unknown_shapes_and_names_are_refused(tmp_path: Path) -> None:

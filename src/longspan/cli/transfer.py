@@ -21,7 +21,7 @@ from longspan.cli.options import (
     print_rows,
 )
 from longspan.cli.reading_options import given_settings
-from longspan.errors import ConfigError, DataError
+from longspan.errors import ConfigError, DataError, counted
 
 if TYPE_CHECKING:
     from longspan.transfer.tasks import Example, Task
@@ -166,7 +166,7 @@ def embed(
     note_bundled(model)
     features = embed(loaded, [example.texts[0] for example in examples], layer, pooling)
     save_features(out, features)
-    print(f"{out}: {len(features):,} texts, {features[0].shape[-1]:,} features")
+    print(f"{out}: {counted(len(features), 'text')}, {counted(features[0].shape[-1], 'feature')}")
 
 
 def evaluate_tasks(

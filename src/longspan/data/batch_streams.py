@@ -25,8 +25,6 @@ class Batch:
 class BatchSource(Protocol):
     """Where a training loop gets its batches: `BatchStreams`, or the examples of a task (`transfer.batches`)."""
 
-    ids: Any
-    """Something as long as the tokens of a pass."""
     batch: int
     passes: int
     position: int
@@ -41,6 +39,9 @@ class BatchSource(Protocol):
     def marks_starts(self) -> bool: ...
     def next(self, segment: int, rows: NDArray[np.int64] | None = None) -> Batch: ...
     def longest_segment(self, segment: int, batch: int) -> int: ...
+    def check_batch(self, batch: int) -> None:
+        """Raise a DataError if there is too little text for so many rows."""
+
     def rebatch(self, batch: int) -> None: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
@@ -79,11 +80,7 @@ class BatchStreams:
         lengths = np.array([stop - start for start, stop in ranges], np.int64)
         if batch < 1:
             raise DataError(f"batch={batch} must be at least 1")
-        if lengths.sum() < batch:
-            raise DataError(
-                f"{self.name} has {counted(len(self.ids), 'token')}, too few for a batch of {counted(batch, 'row')}; "
-                f"use more text or a smaller batch"
-            )
+        self.check_batch(batch)
         self.ranges, self.batch, self.position = list(ranges), batch, 0
         self.row_length = int(lengths.sum()) // batch
         # Prediction i of the concatenated ranges has input token i + offset[k], where k is the range that contains it.
@@ -116,6 +113,14 @@ class BatchStreams:
     def longest_segment(self, segment: int, batch: int) -> int:
         """The most tokens per row of a batch of so many rows."""
         return min(segment, (len(self.ids) - 1) // batch)
+
+    def check_batch(self, batch: int) -> None:
+        """Raise a DataError if a pass has less than one prediction per row."""
+        if len(self.ids) - 1 < batch:
+            raise DataError(
+                f"{self.name} has {counted(len(self.ids), 'token')}, too few for a batch of {counted(batch, 'row')}; "
+                "use more text or a smaller training.batch"
+            )
 
     def rebatch(self, batch: int) -> None:
         """Continue with another number of rows: the unread part of this pass is divided again."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from longspan.errors import ConfigError, DataError, counted
+from longspan.errors import ConfigError, counted
 from longspan.models.families import outline, state_bytes
 from longspan.training.loop import Trainer
 from longspan.training.recipe import as_steps
@@ -25,13 +25,8 @@ def preflight(trainer: Trainer) -> None:
 
 
 def _check_batches(trainer: Trainer) -> None:
-    text = trainer.streams
     for _, rows in as_steps(trainer.config.batch):
-        if len(text.ids) - 1 < rows:
-            raise DataError(
-                f"{text.name} has {counted(len(text.ids), 'token')}, too few for a batch of {counted(rows, 'row')}; "
-                "use more text or a smaller training.batch"
-            )
+        trainer.streams.check_batch(rows)
 
 
 def _check_pointer(trainer: Trainer) -> None:
@@ -63,14 +58,14 @@ def _check_readings(trainer: Trainer) -> None:
 def _check_segments(trainer: Trainer) -> None:
     """The model accepts the longest segment that jitter may draw."""
     jitter = trainer.config.segment_jitter
+    if not jitter:
+        return
     longest = max(reading.segment for reading in trainer.recipe.training_readings())
     longest = longest + math.ceil(5 * jitter)  # a normal sample exceeds 5 sigmas once in three million
-    longest = min(longest, len(trainer.streams.ids) - 1)  # the length of a row
+    longest = trainer.streams.longest_segment(longest, 1)
     try:
         trainer.model.check_reading(replace(trainer.reading, segment=max(longest, 1)))
     except ConfigError as error:
-        if not jitter:
-            raise
         raise ConfigError(
             f"training.segment_jitter={jitter} draws segments of up to {longest} tokens: {error}"
         ) from None

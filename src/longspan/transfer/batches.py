@@ -74,7 +74,6 @@ class ExampleBatches:
         self.fingerprint, self.name = fingerprint, name
         self.passes, self.index, self.position = 0, 0, 0
         self.lengths = np.array([example.length for example in self.examples])
-        self.ids = range(int(self.lengths.sum()) + 1)  # the preflight asks for its length
         self._order: tuple[int, NDArray[np.int64]] | None = None
 
     @property
@@ -107,6 +106,9 @@ class ExampleBatches:
     def longest_segment(self, segment: int, batch: int) -> int:  # noqa: ARG002 (documents are whole)
         """The most tokens per row: all sequences of the longest example, with padding."""
         return len(self.examples[0].rows) * rounded(int(self.lengths.max()))
+
+    def check_batch(self, batch: int) -> None:
+        """Any number of rows is accepted, because a batch is filled with examples that repeat."""
 
     def rebatch(self, batch: int) -> None:
         raise DataError(f"the batch of a task cannot change during a run (from {self.batch} to {batch})")

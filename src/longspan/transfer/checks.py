@@ -1,10 +1,9 @@
 """Preflight of fine-tuning: refuses combinations of task, model and settings that cannot work, before any training."""
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from longspan.errors import ConfigError, DataError, DataWarning, counted
+from longspan.errors import ConfigError, DataError, counted
 from longspan.models.families import outline
 from longspan.nn.model_config import require
 from longspan.training.folder import check_folder
@@ -84,10 +83,9 @@ def check_run(recipe: Recipe, out: Path, resume: str | None) -> None:
 def with_words(examples: Sequence[Sequences], longest: int | None, name: str) -> list[Sequences]:
     """The examples with at least one tag: a sentence may be too long for any of its tags."""
     found = [example for example in examples if example.targets]
-    short = f"model.longest or training.segment allows {counted(longest or 0, 'token')}"
     if not found:
-        raise DataError(f"no tagged word of {name} fits into a sequence, because {short}; increase that limit")
-    if len(found) < len(examples):
-        gone = counted(len(examples) - len(found), "sentence")
-        warnings.warn(f"{gone} of {name} cannot be used, because {short}", DataWarning, stacklevel=2)
+        raise DataError(
+            f"no tagged word of {name} fits into a sequence, because model.longest or training.segment allows "
+            f"{counted(longest or 0, 'token')}; increase that limit"
+        )
     return found

@@ -72,7 +72,7 @@ class ValidateTask(Observer):
             with trainer.evaluation_model() as model, trainer.autocast():
                 assert isinstance(model, TaskModel)
                 predictor = Predictor(model, trainer.tokenizer)
-                self.encoded = self.encoded or predictor.encode(self.examples)
+                self.encoded = self.encoded or predictor.encode(self.examples, "dev")
                 found = predictor.evaluate(self.examples, self.encoded)
             found = trainer.processes.share(found)
             first = next(iter(found.values()))
@@ -300,7 +300,7 @@ def finetune_once(
             load_base(model, recipe.training.init_from)
         rows, seed = value_at(recipe.training.batch, 0), recipe.training.seed
         layout = make_format(own, model)
-        examples = with_words(layout.encode(data.train), layout.longest, data.task.name)
+        examples = with_words(layout.encode(data.train, "train"), layout.longest, data.task.name)
         streams = ExampleBatches(examples, rows, seed, data.fingerprint, data.task.name)
         watching = observers if observers is not None else watchers(recipe, data, out, processes)
         return run.Prepared(Trainer(recipe, model, own, streams, place, watching, processes), TrainedTask(data))

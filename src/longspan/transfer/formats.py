@@ -12,6 +12,7 @@ the others read text [separator] [extract]. A tokenizer without these tokens has
 place of a separator and of [extract], and no [start].
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -19,7 +20,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from longspan.errors import DataError, LongspanError
+from longspan.errors import DataError, DataWarning, LongspanError, counted
 from longspan.reading import Reading
 from longspan.tokenizers import Tokenizer
 from longspan.tokenizers.text import to_bytes
@@ -105,13 +106,33 @@ class Format:
         except LongspanError:  # a tokenizer of characters may not know a newline
             return []
 
-    def encode(self, examples: Sequence[Example]) -> list[Sequences]:
-        """The sequences of all examples. All texts are encoded together, which is faster."""
+    @property
+    def other_tag(self) -> str:
+        """The predicted tag of words beyond the longest sequence."""
+        return "O" if "O" in self.labels else next(iter(self.labels))
+
+    def encode(self, examples: Sequence[Example], name: str = "the input") -> list[Sequences]:
+        """The sequences of all examples. All texts are encoded together, which is faster. `name` is for warnings."""
         spaced = self.kind == "tags"
         texts = [to_bytes(f" {text}" if spaced else text) for example in examples for text in example.texts]
         found = iter(encode_texts(self.tokenizer, texts))
         make = self._tagged if spaced else self._document
-        return [make(example, [next(found).astype(np.int64) for _ in example.texts]) for example in examples]
+        made = [make(example, [next(found).astype(np.int64) for _ in example.texts]) for example in examples]
+        if spaced:
+            self._warn_of_cut(examples, made, name)
+        return made
+
+    def _warn_of_cut(self, examples: Sequence[Example], made: Sequence[Sequences], name: str) -> None:
+        cut = [len(example.texts) - len(one.marks) for example, one in zip(examples, made, strict=True)]
+        if any(cut):
+            gone = f"{counted(sum(cut), 'word')} in {counted(sum(map(bool, cut)), 'sentence')}"
+            warnings.warn(
+                f"{gone} of {name} do not fit into a sequence, because model.longest or training.segment allows "
+                f"{counted(self.longest or 0, 'token')}; they are not trained on, and their predicted tag is "
+                f"{self.other_tag!r}",
+                DataWarning,
+                stacklevel=3,
+            )
 
     def _document(self, example: Example, texts: list[Ids]) -> Sequences:
         texts = [text[::-1] for text in texts] if self.reverse else texts

@@ -50,9 +50,9 @@ class Predictor:
         label = {"similarity": "score", "tags": "tags"}.get(c.kind, "label")
         return Task(name=c.task, kind=c.kind, texts=c.texts, label=label, metrics=c.metrics)
 
-    def encode(self, examples: Sequence[Example]) -> list[Sequences]:
-        """The examples as tokens, without their labels."""
-        return self.format.encode([Example(example.texts) for example in examples])
+    def encode(self, examples: Sequence[Example], name: str = "the input") -> list[Sequences]:
+        """The examples as tokens, without their labels. `name` is for warnings."""
+        return self.format.encode([Example(example.texts) for example in examples], name)
 
     def predict(self, examples: Sequence[Example], encoded: Sequence[Sequences] | None = None) -> list[Prediction]:
         """The predictions, in the order of the examples. `encoded` are those of `encode`, to use them again."""
@@ -84,8 +84,7 @@ class Predictor:
 
     def _tagged(self, tags: list[int], words: int) -> Prediction:
         labels = self.config.labels
-        other = "O" if "O" in labels else labels[0]  # for words beyond the longest sequence
-        return Prediction((*(labels[k] for k in tags), *[other] * (words - len(tags))))
+        return Prediction((*(labels[k] for k in tags), *[self.format.other_tag] * (words - len(tags))))
 
     def _prediction(self, scores: NDArray[np.float32]) -> Prediction:
         c = self.config

@@ -48,12 +48,12 @@ def write_result(out: Path, data: TaskData, device: torch.device | str) -> dict[
     `read_result` comes first, so test is scored once for a best/. The probabilities of classes and choices are kept in
     probabilities.npz, to average those of several models."""
     best = load_predictor(out / "best", device=device)
-    found = {"dev": best.predict(data.dev)}
+    found = {"dev": best.predict(data.dev, best.encode(data.dev, "dev"))}
     values: dict[str, Any] = {"task": data.task.name, "metric": data.task.metric}
     values["dev"] = evaluate(best.config, data.dev, found["dev"])
     if data.has_test:
         examples = data.test()
-        found["test"] = best.predict(examples)
+        found["test"] = best.predict(examples, best.encode(examples, "test"))
         if examples[0].label is not None:
             values["test"] = evaluate(best.config, examples, found["test"])
         else:

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from longspan import config
-from longspan.errors import ConfigError, DataError
+from longspan.errors import ConfigError, DataError, DataWarning, counted
 from longspan.transfer.tasks.known import KNOWN, find_known
 from longspan.transfer.tasks.packed import install, parse_rows, read_rows
 from longspan.transfer.tasks.task import Example, Task, recognise
@@ -65,13 +66,29 @@ class TaskData:
         for split in ("dev", "test"):
             if split not in self.files:
                 continue
-            found = {example.label for example in self._read(split)} - {None}
-            if found and labels and self.task.kind in ("single", "pair") and not found & set(labels):
-                fix = "use the same names" + (" or leave them out to get predictions" if split == "test" else "")
-                example = min(map(str, found))
-                raise DataError(
-                    f"no label of {self.files[split].name} occurs in train, for example {example!r:.40}; {fix}"
-                )
+            for row, example in enumerate(self._read(split), start=1):
+                if (unseen := example.unseen(labels)) is not None:
+                    fix = "leave out all labels to get predictions" if split == "test" else "add such rows to train"
+                    raise DataError(
+                        f"{self.files[split].name}, row {row} has the label {unseen!r:.40}, but train has only "
+                        f"{', '.join(labels):.200}; use one of those, or {fix}"
+                    )
+        if self.held_out:
+            self._warn_of_unseen(labels)
+
+    def _warn_of_unseen(self, labels: Sequence[str]) -> None:
+        """Warn of held-out rows whose label no other row has."""
+        held_out = zip(sorted(self._held_out), self.dev, strict=True)
+        found = [(k, unseen) for k, example in held_out if (unseen := example.unseen(labels)) is not None]
+        if found:
+            k, unseen = found[0]
+            warnings.warn(
+                f"the labels of {counted(len(found), 'row')} held out of {self.files['train'].name} as dev occur in no "
+                f"other row and cannot be predicted, for example {unseen!r:.40} in row {k + 1}; "
+                "add such rows, or a dev file",
+                DataWarning,
+                stacklevel=3,
+            )
 
     @cached_property
     def _all_train(self) -> list[Example]:
@@ -139,7 +156,7 @@ def _open(name: str, folder: Path, given: dict[str, Any]) -> TaskData:
     first = next(rows_of(files["train"]), None)
     if first is None:
         raise DataError(f"{files['train']} has no rows; add at least one")
-    return TaskData(recognise(name, first, given), files)
+    return TaskData(recognise(name, first, given, files["train"]), files)
 
 
 def rows_of(path: Path) -> Iterator[dict[str, Any]]:
@@ -176,10 +193,12 @@ def csv_rows(file: Iterable[str], name: str) -> Iterator[dict[str, Any]]:
         columns = list(reader.fieldnames or [])
         if repeated := [column for k, column in enumerate(columns) if column in columns[:k]]:
             raise DataError(f"{name} has two columns called {repeated[0]!r:.40}; rename one")
+        if len(columns) == 1 and any(sign in columns[0] for sign in ";\t"):
+            raise DataError(f"{name} has one column, {columns[0]!r:.40}; separate columns with commas")
         for number, row in enumerate(reader, start=1):
             if None in row:
                 count = len(columns) + len(row[None])
-                fields = f"{count} fields and {len(columns)} columns"
+                fields = f"{counted(count, 'field')} and {counted(len(columns), 'column')}"
                 raise DataError(f"{name}, row {number}, has {fields}; put texts with commas in quotes")
             yield row
     except csv.Error as error:

@@ -11,19 +11,25 @@ The kind of a task follows from the keys of its rows:
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from longspan import config
-from longspan.errors import ConfigError, DataError, UnknownNameError
+from longspan.errors import ConfigError, DataError, UnknownNameError, counted
 from longspan.transfer.metrics import METRICS, SUITABLE
 
 Kind = Literal["single", "pair", "similarity", "choice", "tags"]
 Label = str | float | int | tuple[str, ...]
 DEFAULT_METRIC: dict[str, str] = {"similarity": "pearson", "tags": "entity-f1"}
 LARGEST_SCORE = 10**9
+_CHOICE = re.compile("choice[0-9]+")
 _PAIRS = (("premise", "hypothesis"), ("text_a", "text_b"))
+_KNOWN_COLUMNS = (
+    "text, or premise and hypothesis, or text_a and text_b (each with label or score), or premise, choice1, choice2, "
+    "... and label, or words and tags"
+)
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,12 @@ class Example:
     texts: tuple[str, ...]
     label: Label | None = None
     """A class name, a score, the index of a choice, or a tag per word; None if unknown."""
+
+    def unseen(self, labels: Sequence[str]) -> str | None:
+        """The first class or tag that is not one of `labels`, which are empty for a task without classes."""
+        names = self.label if isinstance(self.label, tuple) else (self.label,)
+        found = (str(name) for name in names if labels and name is not None and name not in labels)
+        return next(found, None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,18 +89,30 @@ class Task:
         """The example of a row. `where` names the file and line in errors."""
         texts = tuple(_text(row, key, where, words=self.kind == "tags") for key in self.texts)
         flat = texts[0] if self.kind == "tags" else texts
+        if self.kind == "choice":
+            self._check_choices(row, where)
         value = row.get(self.label)
         if value is None or value == "":
             if labelled:
-                raise DataError(f"{where} has no {self.label!r}; every row of this split needs one")
+                instead = _instead(row, self.label)
+                raise DataError(
+                    f"{where} has no {self.label!r}{instead}; every row of this split needs one"
+                    f"{'; task.toml can name another column' * bool(instead)}"
+                )
             return Example(flat)
         return Example(flat, self._label(value, len(flat), where))
+
+    def _check_choices(self, row: Mapping[str, Any], where: str) -> None:
+        if more := [key for key in row if _CHOICE.fullmatch(key) and row[key] and key not in self.texts]:
+            count = counted(len(self.texts) - 1, "choice")
+            raise DataError(f"{where} has {more[0]!r}, but the task has {count}; use the same number in every row")
 
     def _label(self, value: Any, count: int, where: str) -> Label:
         if self.kind == "tags":
             tags = _words(value, self.label, where)
             if len(tags) != count:
-                raise DataError(f"{where} has {count} words and {len(tags)} tags; use one tag per word")
+                sizes = f"{counted(count, 'word')} and {counted(len(tags), 'tag')}"
+                raise DataError(f"{where} has {sizes}; use one tag per word")
             return tags
         if self.kind == "similarity":
             return _score(value, self.label, where)
@@ -109,7 +133,8 @@ def _score(value: Any, key: str, where: str) -> float:
 
 def _index(value: Any, choices: int, key: str, where: str) -> int:
     try:
-        index = int(value)
+        number = float(value)
+        index = int(number) if number.is_integer() else -1
     except (TypeError, ValueError, OverflowError):
         index = -1
     if not 0 <= index < choices:
@@ -122,7 +147,7 @@ def _class(value: Any, key: str, where: str) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     if isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value)):
-        return str(value)
+        return _encodable(str(value), key, where)
     raise DataError(f"{where} has {key}={value!r:.40}; use a name or a number")
 
 
@@ -131,7 +156,7 @@ def _words(value: Any, key: str, where: str) -> tuple[str, ...]:
     found = value.split() if isinstance(value, str) else value
     if not isinstance(found, list) or not all(isinstance(word, str | int | float) for word in found):
         raise DataError(f"{where} has {key}={value!r:.40}; use a list of words, or words separated by spaces")
-    return tuple(map(str, found))
+    return tuple(_encodable(str(word), key, where) for word in found)
 
 
 def _text(row: Mapping[str, Any], key: str, where: str, *, words: bool) -> Any:
@@ -139,24 +164,54 @@ def _text(row: Mapping[str, Any], key: str, where: str, *, words: bool) -> Any:
     if words:
         found = _words([] if value is None else value, key, where)
         if not found:
-            raise DataError(f"{where} has no words under {key!r}; use a list of words, or words separated by spaces")
+            raise DataError(
+                f"{where} has no words under {key!r}{_instead(row, key)}; use a list of words, or words separated by "
+                "spaces"
+            )
         return found
     if not isinstance(value, str) or not value.strip():
-        raise DataError(f"{where} has no text under {key!r}; every row needs one")
-    return value
+        raise DataError(f"{where} has no text under {key!r}{_instead(row, key)}; every row needs one")
+    return _encodable(value, key, where)
 
 
-def recognise(name: str, row: Mapping[str, Any], given: Mapping[str, Any]) -> Task:
-    """The task of rows like this one; `given` are the values of a task.toml."""
+def _encodable(text: str, key: str, where: str) -> str:
+    """The same text. JSON can contain half of a surrogate pair, which no tokenizer accepts."""
     try:
-        return config.build(Task, {"name": name} | _shape(row) | dict(given))
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{where} has a lone surrogate (U+{ord(text[error.start]):04X}) under {key!r}, which UTF-8 cannot encode; "
+            "remove it"
+        ) from None
+    return text
+
+
+def recognise(name: str, row: Mapping[str, Any], given: Mapping[str, Any], train: Path) -> Task:
+    """The task of rows like this one, the first of `train`; `given` are the values of the task.toml beside it."""
+    values = {"name": name} | _shape(row) | dict(given)
+    if set(given) <= set(config.keys(Task)) and not {"kind", "texts"} <= set(values):
+        place = " in its first line" * (train.suffix == ".csv")
+        raise ConfigError(
+            f"{train} has the columns {_columns(row)}{place}; expected {_KNOWN_COLUMNS}; "
+            "rename them, or set kind, texts and label in a task.toml"
+        )
+    try:
+        return config.build(Task, values)
     except ConfigError as error:
-        shapes = "text; premise and hypothesis; text_a and text_b; premise, choice1, choice2; words and tags"
-        raise ConfigError(f"the task {name} is not recognised ({error}); its keys may be {shapes}, and label") from None
+        raise ConfigError(f"{train.with_name('task.toml')}: {error}") from None
+
+
+def _columns(row: Mapping[str, Any]) -> str:
+    return f"{', '.join(map(repr, row)):.200}"
+
+
+def _instead(row: Mapping[str, Any], key: str) -> str:
+    """The columns of a row that does not have this one."""
+    return "" if key in row else f", only {_columns(row)}"
 
 
 def _shape(row: Mapping[str, Any]) -> dict[str, Any]:
-    choices = sorted((key for key in row if re.fullmatch("choice[0-9]+", key)), key=lambda key: int(key[6:]))
+    choices = sorted(filter(_CHOICE.fullmatch, row), key=lambda key: int(key[6:]))
     if len(choices) > 1:
         return {"kind": "choice", "texts": ["premise", *choices]}
     for pair in _PAIRS:

@@ -80,7 +80,7 @@ class BatchStreams:
         lengths = np.array([stop - start for start, stop in ranges], np.int64)
         if batch < 1:
             raise DataError(f"batch={batch} must be at least 1")
-        self.check_batch(batch)
+        self._check_rows(batch, int(lengths.sum()))
         self.ranges, self.batch, self.position = list(ranges), batch, 0
         self.row_length = int(lengths.sum()) // batch
         # Prediction i of the concatenated ranges has input token i + offset[k], where k is the range that contains it.
@@ -115,8 +115,11 @@ class BatchStreams:
         return min(segment, (len(self.ids) - 1) // batch)
 
     def check_batch(self, batch: int) -> None:
-        """Raise a DataError if a pass has less than one prediction per row."""
-        if len(self.ids) - 1 < batch:
+        self._check_rows(batch, len(self.ids) - 1)
+
+    def _check_rows(self, batch: int, predictions: int) -> None:
+        """Every row needs a prediction."""
+        if predictions < batch:
             raise DataError(
                 f"{self.name} has {counted(len(self.ids), 'token')}, too few for a batch of {counted(batch, 'row')}; "
                 "use more text or a smaller training.batch"

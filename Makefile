@@ -6,7 +6,7 @@ SEED   ?= 1
 
 .PHONY: demo test check lint docs figures parity torture gpu bundled clean
 
-demo: $(VENV)/.ready            ## what memory is worth, and a small model that learns; under three minutes
+demo: $(VENV)/.ready            ## show how much memory helps, then train a small model; under three minutes
 	$(BIN)/longspan demo
 
 test: $(VENV)/.ready            ## all tests but those marked gpu or torture

@@ -1,6 +1,6 @@
 """Parts of training and dynamic evaluation, each against the plain code that it replaces, in one process.
 
-    python benchmarks/old_and_new.py muon       the optimiser step of the sprint, captured in a CUDA graph
+    python benchmarks/old_and_new.py muon       the optimizer step of the sprint, captured in a CUDA graph
     python benchmarks/old_and_new.py sprint     the training loop of recipes/enwik8-12l-sprint.toml
     python benchmarks/old_and_new.py softmax    the adaptive softmax of recipes/wt103-large.toml, forward and backward
     python benchmarks/old_and_new.py dynamic    dynamic evaluation of its model, memory 1,024, segments of 512
@@ -76,7 +76,7 @@ def captured(call: Callable[[], Any]) -> Callable[[], None]:
 
 
 def measure_muon(_: argparse.Namespace) -> list[Row]:
-    """The optimiser step alone, and its error against float64; the kernels with several launch options."""
+    """The optimizer step alone, and its error against float64; the kernels with several launch options."""
 
     def optimizer(dtype: torch.dtype, fused: bool) -> Muon:
         torch.manual_seed(0)

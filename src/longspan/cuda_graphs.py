@@ -40,7 +40,7 @@ def capture(
 
 
 def is_capturing(like: Tensor) -> bool:
-    """Whether work on the device of this tensor is being captured. Some of torch's optimisers need to know."""
+    """Whether work on the device of this tensor is being captured. Some of torch's optimizers need to know."""
     return like.is_cuda and torch.cuda.is_current_stream_capturing()
 
 

@@ -77,7 +77,7 @@ def logged(trainer: hf.MemoryTrainer) -> list[float]:
 
 @pytest.mark.parametrize("family", ["longspan-xl", pytest.param("compressive", marks=pytest.mark.torture)])
 def test_losses_equal_those_of_our_training_loop(family: str, tmp_path: Path) -> None:
-    """The same weights, data and optimiser. The loss of `compressive` has a further term. Documents start in the text,
+    """The same weights, data and optimizer. The loss of `compressive` has a further term. Documents start in the text,
     and a pass ends after 22 steps, so the memory is reset there."""
     ours, seen = own_trainer(model_family=family)
     theirs = hf.MemoryTrainer(

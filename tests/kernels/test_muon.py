@@ -11,7 +11,7 @@ interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are 
 
 
 def pair(shapes: list[tuple[int, int]], device: str) -> tuple[Muon, Muon]:
-    """Two optimisers with equal weights: the plain code in float64, and the kernels."""
+    """Two optimizers with equal weights: the plain code in float64, and the kernels."""
     torch.manual_seed(0)
     exact = [nn.Parameter(torch.randn(shape, dtype=torch.float64, device=device)) for shape in shapes]
     ours = [nn.Parameter(p.detach().float()) for p in exact]

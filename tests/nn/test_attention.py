@@ -98,7 +98,7 @@ def test_a_reformer_refuses_qk_norm() -> None:
         build("reformer", {"qk_norm": True})
 
 
-def test_gains_start_near_one_and_are_not_matrices_for_the_optimiser() -> None:
+def test_gains_start_near_one_and_are_not_matrices_for_the_optimizer() -> None:
     plain, model = (build("longspan-xl", SMALL | {"memory": 4, "qk_norm": value}) for value in (False, True))
     gains = {name: p for name, p in model.named_parameters() if name.endswith(("query_norm.weight", "key_norm.weight"))}
     assert len(gains) == 2 * 2

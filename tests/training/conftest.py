@@ -96,7 +96,7 @@ def losses(out: Path) -> list[float]:
 
 
 def content(checkpoint: Path) -> dict[str, str]:
-    """Hashes of what must be bit-equal: weights, averages, optimiser, random state, memory."""
+    """Hashes of what must be bit-equal: weights, averages, optimizer, random state, memory."""
     names = ("model.safetensors", "training.safetensors")
     return {name: hashlib.sha256((checkpoint / name).read_bytes()).hexdigest() for name in names}
 

@@ -89,7 +89,7 @@ def cases() -> dict[str, Recipe]:
 
 def compare_losses(folder: str) -> None:
     """The losses of all cases on one process and on several, as a file for the test."""
-    importlib.import_module("torch._dynamo")  # optimisers would import it in every child
+    importlib.import_module("torch._dynamo")  # optimizers would import it in every child
     recipes = cases()
 
     def work(processes: Processes) -> None:

@@ -99,7 +99,7 @@ def test_killed_runs_end_bit_equal(tmp_path: Path) -> None:
 
 
 def try_kills(folder: str) -> None:
-    importlib.import_module("torch._dynamo")  # optimisers would import it in every child
+    importlib.import_module("torch._dynamo")  # optimizers would import it in every child
     trials = Trials(Path(folder), random.Random(SEED))
     trials.kill_anywhere()
     trials.kill_starts(branch=False)

@@ -158,7 +158,7 @@ def measure(name: str, **training: object) -> None:
     peak = torch.cuda.max_memory_allocated() / 2**30
     print(
         f"  {(trainer.tokens - tokens) / spent:,.0f} tokens/s, {spent / 40 * 1e3:.1f} ms a step, "
-        f"optimiser {optimizer * 1e3:.2f} ms, {peak:.1f} GiB",
+        f"optimizer {optimizer * 1e3:.2f} ms, {peak:.1f} GiB",
         flush=True,
     )
 

@@ -128,7 +128,7 @@ def test_the_state_can_be_saved_and_loaded(kind: str) -> None:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_the_embedding_has_its_own_rate(optimizer: str) -> None:
-    """With gradients of one, the first update of both optimisers is the learning rate."""
+    """With gradients of one, the first update of both optimizers is the learning rate."""
     recipe = make_recipe(training_optimizer=optimizer, training_lr=0.01, training_embedding_rate=3.0)
     model = family(recipe.family)(recipe.model)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}

@@ -161,7 +161,7 @@ def hidden_matrices(model: LanguageModel) -> set[str]:
 
 
 class Optimizer:
-    """The optimisers of a run: AdamW or SGD for all parameters, or Muon for hidden matrices and AdamW for the rest.
+    """The optimizers of a run: AdamW or SGD for all parameters, or Muon for hidden matrices and AdamW for the rest.
 
     Weight decay applies to matrices and embedding tables, not to biases and gains.
     """
@@ -233,7 +233,7 @@ class Optimizer:
                 yield own, self.given[name]
 
     def tensors(self) -> dict[str, Tensor]:
-        """The optimiser state by parameter name, sharded like the parameters."""
+        """The optimizer state by parameter name, sharded like the parameters."""
         return {
             f"{name}:{key}": sharded_like(value, self.given[name])
             for part in self.parts

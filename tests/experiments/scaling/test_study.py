@@ -1,4 +1,5 @@
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,19 @@ def test_intervals_cover_at_the_stated_rate() -> None:
             inside += low <= getattr(TRUE, name) <= high
     least = 0.95 * 2 * trials - 4 * (2 * trials * 0.95 * 0.05) ** 0.5 - 0.05 * 2 * trials
     assert inside >= least
+
+
+def test_one_run_far_off_does_not_shift_the_intervals() -> None:
+    """They contain their own estimates. Resamples centred at the mean of the residuals were all shifted by the run."""
+    runs = points(models=10)
+    runs[9] = replace(runs[9], bits=runs[9].bits * 1.5)
+    table = np.array([(point.non_embedding, point.tokens, point.bits) for point in runs])
+    law, laws, _ = bootstrap(*table.T, 60)
+    for name in ("alpha", "beta", "E"):
+        low, high = interval([getattr(one, name) for one in laws])
+        assert low < getattr(law, name) < high
+    low, high = interval([float(one.loss(1e8, 1 << 27)) for one in laws])
+    assert low < law.loss(1e8, 1 << 27) < high
 
 
 def test_gaps_are_between_runs_of_equal_size() -> None:

@@ -20,7 +20,7 @@ BUDGETS = 5
 def draw_studies(found: Sequence[Study], folder: Path) -> list[Path]:
     """scaling.png, .svg and .pdf in `folder`: one row per group, measured losses on the left, isoFLOP curves on the
     right."""
-    from matplotlib.ticker import NullFormatter
+    from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter
 
     with save_figure(folder, "scaling", 9.5, 3.2 * len(found)) as figure:
         rows = figure.subplots(len(found), 2, squeeze=False, sharex=True, sharey=True)
@@ -30,10 +30,15 @@ def draw_studies(found: Sequence[Study], folder: Path) -> list[Path]:
             _draw_compute(right, one, sizes)
             left.set_ylabel("validation loss (bits per token)")
             left.set_title(f"{legend_name(one.group)}: lines of equal tokens")
-            right.set_title("lines of equal compute, C = 6 N D")
+            right.set_title("lines of equal compute, C = 6 N D; stars: best N")
         for axes in rows[-1]:
             axes.set_xlabel(NAMES[found[0].count])
-            axes.xaxis.set_minor_formatter(NullFormatter())
+            low, high = axes.get_xlim()
+            if high > 20 * low:
+                axes.xaxis.set_minor_formatter(NullFormatter())
+            else:  # there may be only one power of ten
+                axes.xaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
+                axes.xaxis.set_minor_formatter(LogFormatterSciNotation(minor_thresholds=(9, 9)))
     return [folder / f"scaling.{kind}" for kind in ("png", "svg", "pdf")]
 
 

@@ -70,7 +70,10 @@ def read_points(paths: Sequence[Path], by: str = GROUP) -> tuple[list[Point], li
     if trunks:
         notes.append(f"{counted(trunks, 'run')} left out: {NO_DECAY}")
     _check(points)
-    return points, notes
+    different = list(dict.fromkeys(points))
+    if twice := len(points) - len(different):
+        notes.append(f"{counted(twice, 'run')} given twice: counted once")
+    return different, notes
 
 
 def point_name(path: Path, folder: Path) -> str:

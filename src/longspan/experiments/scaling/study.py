@@ -183,9 +183,10 @@ def _typical(residuals: Floats) -> Floats:
     """Residuals as large as those of new runs would be.
 
     A fit with a Huber loss passes nearly through as many runs as it has parameters. Their residuals say nothing about
-    the noise, so they are left out. If few runs would be left, all residuals are enlarged instead.
+    the noise, so they are left out. If few runs would be left, all residuals are enlarged instead. They are centred at
+    their median, where that loss is lowest: a single run far off would shift their mean, and with it every resample.
     """
-    centred = residuals - residuals.mean()
+    centred = residuals - np.median(residuals)
     if len(residuals) < 3 * PARAMETERS:
         return np.asarray(centred * np.sqrt(len(residuals) / (len(residuals) - PARAMETERS)))
     return np.asarray(centred[np.argsort(np.abs(centred))[PARAMETERS:]])

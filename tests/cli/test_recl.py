@@ -73,7 +73,11 @@ def test_tables_of_models_that_were_measured_apart_are_joined(cli: Cli) -> None:
     np.savez("b.npz", names=names[1:], contexts=(100, 200, 300), losses=losses[1:])
     joined = cli("recl", "--losses", "a.npz", "--losses", "b.npz", "--json").json
     assert joined == cli("recl", "--losses", "all.npz", "--json").json
-    cli("recl", "--losses", "a.npz", "--losses", "all.npz").refused("'model 0'")
+    twice = cli("recl", "--losses", "a.npz", "--losses", "all.npz", "--json").json
+    assert list(twice["ecl"]) == ["a/model 0", "all/model 0", "model 1", "model 2"]
+    for name, passage in (("a", "one"), ("b", "two")):
+        np.savez(f"{name}.npz", names=[name], contexts=(100, 200, 300), losses=losses[:1], passage=passage)
+    cli("recl", "--losses", "a.npz", "--losses", "b.npz").refused("different texts")
     np.savez("b.npz", names=names[1:], contexts=(100, 200, 300), losses=losses[1:, :, :7])
     cli("recl", "--losses", "a.npz", "--losses", "b.npz").refused("7 targets", "8")
 

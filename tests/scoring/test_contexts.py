@@ -102,6 +102,9 @@ def test_only_missing_losses_are_computed(ids: np.ndarray, tmp_path: Path) -> No
     others = np.setdiff1d(np.arange(20, 300), passage.targets)[:10]
     assert cost([one], [5, 10], Passage(ids, others, "text"))[0] == 10 * 15
     assert cost([Subject("one", one.model)], [5, 10])[0] == 10 * 15
+    passages = [passage, Passage(ids, others, "text"), Passage(ids, passage.targets, "another text"), passage]
+    tables = [measure([one], each, [5, 10], cache=tmp_path).passage for each in passages]
+    assert (len(set(tables)), tables[0]) == (3, tables[3])
     one.model.reading = replace(one.model.reading, clamp=3)
     clamped = cost([one], [5, 10])
     assert clamped[0] == 10 * 15

@@ -109,7 +109,7 @@ def recl(
             raise ConfigError(
                 "--losses replaces the models and the text; leave out MODEL, --targets, and --data with its options"
             )
-        table = join_tables([load_table(path) for path in losses])
+        table = join_tables({str(path.with_suffix("")): load_table(path) for path in losses})
         if contexts is not None:
             table = table.at(parse_contexts(contexts))
     if table.below_zero:

@@ -1,5 +1,6 @@
 """Losses with exactly c tokens of context: empty state, memory of at least c, equal targets for every c and model."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -108,7 +109,15 @@ def measure(
                     progress(done, total)
         finally:
             _store(files[i, k], passage.targets, losses[i, k])
-    return LossTable(tuple(subject.name for subject in subjects), tuple(contexts), losses)
+    names = tuple(subject.name for subject in subjects)
+    return LossTable(names, tuple(contexts), losses, _identity(passage))
+
+
+def _identity(passage: Passage) -> str:
+    """The hash of a text and its targets."""
+    found = hashlib.sha256(passage.fingerprint.encode())
+    found.update(passage.targets.astype(np.int64).tobytes() + passage.ids[passage.targets].astype(np.int64).tobytes())
+    return found.hexdigest()
 
 
 def context_losses(model: LanguageModel, ids: Ids, targets: Targets, context: int) -> Iterator[NDArray[np.float32]]:

@@ -1,7 +1,7 @@
 """Loss tables: the loss of each model of a group on each target with each length of context."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ class LossTable:
     names: tuple[str, ...]
     contexts: tuple[int, ...]
     losses: NDArray[np.float64]
+    passage: str = ""
+    """Identifies the text and its targets; empty in a table of another program."""
 
     def __post_init__(self) -> None:
         _check_names(self.names)
@@ -53,11 +55,12 @@ class LossTable:
             known = ", ".join(map(str, self.contexts))
             raise ConfigError(f"context {unknown[0]} is not in the table; it has {known}")
         indices = [self.contexts.index(context) for context in contexts]
-        return LossTable(self.names, tuple(contexts), self.losses[:, indices])
+        return replace(self, contexts=tuple(contexts), losses=self.losses[:, indices])
 
     def save(self, path: Path) -> None:
         with path.open("wb") as file:
-            np.savez(file, names=np.array(self.names), contexts=np.array(self.contexts), losses=self.losses)
+            names, contexts, passage = map(np.array, (self.names, self.contexts, self.passage))
+            np.savez(file, names=names, contexts=contexts, losses=self.losses, passage=passage)
 
 
 def load_table(path: Path) -> LossTable:
@@ -67,6 +70,7 @@ def load_table(path: Path) -> LossTable:
             if missing := sorted({"names", "contexts", "losses"} - set(getattr(file, "files", []))):
                 raise DataError(f"{path} has no array {missing[0]!r}; a loss table needs names, contexts and losses")
             names, contexts, losses = file["names"], file["contexts"], file["losses"]
+            passage = str(file["passage"]) if "passage" in file.files else ""
     except (OSError, ValueError, TypeError, EOFError, AttributeError, BadZipFile) as error:
         reason = (
             error.strerror if isinstance(error, OSError) and error.strerror else "it is not an .npz of plain arrays"
@@ -77,21 +81,27 @@ def load_table(path: Path) -> LossTable:
     names = np.char.decode(names, "utf-8", "replace") if names.dtype.kind == "S" else names
     if names.ndim != 1 or contexts.ndim != 1 or losses.dtype.kind not in "fiu":
         raise DataError(f"{path} needs one-dimensional names and contexts, and numeric losses")
-    return LossTable(tuple(map(str, names)), _integers(contexts, path), losses.astype(np.float64))
+    return LossTable(tuple(map(str, names)), _integers(contexts, path), losses.astype(np.float64), passage)
 
 
-def join_tables(tables: Sequence[LossTable]) -> LossTable:
-    """One table with the models of all tables, which must have the same contexts and targets."""
-    first = tables[0]
-    for other in tables[1:]:
+def join_tables(tables: Mapping[str, LossTable]) -> LossTable:
+    """One table with the models of all tables, which must have the same text, contexts and targets. Models with equal
+    names get the key of their table in front."""
+    first, *others = tables.values()
+    for other in others:
+        named = f"the loss tables of {other.names[0]} and {first.names[0]}"
         if (other.contexts, other.targets) != (first.contexts, first.targets):
             shown = (f"{t.targets} targets at contexts {', '.join(map(str, t.contexts))}" for t in (other, first))
             raise DataError(
-                f"the loss tables of {other.names[0]} and {first.names[0]} differ: {' and '.join(shown)}; measure all "
-                "models with the same contexts and targets"
+                f"{named} differ: {' and '.join(shown)}; measure all models with the same contexts and targets"
             )
-    names = tuple(name for table in tables for name in table.names)
-    return LossTable(names, first.contexts, np.concatenate([table.losses for table in tables]))
+        if other.passage and first.passage and other.passage != first.passage:
+            raise DataError(f"{named} are of different texts or targets; measure all models on the same ones")
+    every = [name for table in tables.values() for name in table.names]
+    names = tuple(
+        name if every.count(name) == 1 else f"{key}/{name}" for key, table in tables.items() for name in table.names
+    )
+    return LossTable(names, first.contexts, np.concatenate([t.losses for t in tables.values()]), first.passage)
 
 
 def check_contexts(contexts: Sequence[int]) -> None:

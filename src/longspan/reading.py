@@ -50,7 +50,8 @@ class Reading:
             )
         if self.same_length and not self.memory:
             raise ConfigError(
-                "same_length=true needs a memory above 0, because every query attends to exactly `memory` keys"
+                "same_length=true needs a memory above 0, because every query attends to exactly `memory` keys; to "
+                "read without memory, also set same_length=false (--no-same-length)"
             )
         if self.pointer and not self.memory:
             raise ConfigError(f"pointer={self.pointer} needs a memory above 0; set pointer=0 to read without memory")

@@ -151,7 +151,7 @@ def test_a_family_without_memory_is_noted(cli: Cli, text: Path) -> None:
     assert cli("init", "--family", "vanilla", "--set", "model.layers=1", "--set", "model.width=32", "v").code == 0
     assert cli("eval", "v", "--data", text, "--no-sliding", "--json").json["memory"] == 0
     noted = cli("eval", "v", "--data", text, "--dynamic", "--segment", 8).err
-    assert all(word in noted for word in ("vanilla", "no memory", "--dynamic", "8 tokens"))
+    assert all(word in noted for word in ("vanilla", "without memory", "--dynamic", "8 tokens"))
     # An LSTM carries a state without a length in positions.
     assert cli("init", "--family", "lstm", "--set", "model.layers=1", "--set", "model.width=32", "l").code == 0
     assert "memory" not in cli("eval", "l", "--data", text, "--json").json
@@ -201,7 +201,7 @@ def test_without_memory_a_sliding_window_is_the_default(cli: Cli, text: Path, fa
     assert result.json["sliding"] is True
     assert result.json["segment"] == window
     assert (result.err.count("\n"), result.json["streams"]) == (1, 1)
-    for word in (family, "no memory", f" {window} tokens", "--no-sliding"):
+    for word in (family, "without memory", f" {window} tokens", "--no-sliding"):
         assert word in result.err
     net = longspan.load("v", memory=0) if family == "transformer-xl" else longspan.load("v")
     reference = one_window_per_token(net, text.read_bytes(), window)

@@ -198,4 +198,4 @@ def _note_window(family: str, window: int, *, learning: bool) -> None:
         "--no-sliding scores segment by segment"
     )
     learns = f"--dynamic scores segments of {window} tokens, each without context"
-    note(f"{family} has no memory, so {learns if learning else slides}")
+    note(f"{family} is read without memory, so {learns if learning else slides}")

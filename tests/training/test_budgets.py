@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from longspan.checkpoints import store
 from longspan.errors import ConfigError, LongspanError
 from longspan.training import budgets, run
-from longspan.training.budgets import branch_recipe, train_budgets, trunk_recipe
+from longspan.training.budgets import branch_recipe, dry_run_budgets, train_budgets, trunk_recipe
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer
 
@@ -65,6 +66,14 @@ def test_on_cuda_the_trainer_is_used_again(tmp_path: Path, captured: bool) -> No
         rows = [[json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
                 for folder in (tmp_path / "all" / own, tmp_path / other)]  # fmt: skip
         assert rows[0] == pytest.approx(rows[1], rel=1e-3)
+
+
+def test_a_dry_run_counts_the_trunk_and_all_decays() -> None:
+    cost = dry_run_budgets(
+        make_recipe(training_batch=[[0, 4], [10, 2]]), make_text(900), [20, 8], 0.25, torch.device("cpu")
+    )
+    trunk, decays = 10 * 32 + 5 * 16, 2 * 32 + 5 * 16  # tokens
+    assert cost.seconds == pytest.approx((trunk + decays) / cost.tokens_per_second)
 
 
 @pytest.mark.usefixtures("opened")

@@ -17,8 +17,10 @@ import torch
 
 from longspan.checkpoints import store
 from longspan.checkpoints.manifest import Verified
+from longspan.data import Encoded
 from longspan.errors import ConfigError
 from longspan.training import run
+from longspan.training.dry_run import Estimate, dry_run, seconds_of
 from longspan.training.loop import Trainer
 from longspan.training.processes import Processes
 from longspan.training.recipe import Recipe
@@ -73,6 +75,20 @@ def check_budgets(recipe: Recipe, budgets: Sequence[int], decay: float) -> list[
             "lower it, or use a larger budget"
         )
     return sorted(set(budgets))
+
+
+def dry_run_budgets(
+    recipe: Recipe, text: Encoded, budgets: Sequence[int], decay: float, device: torch.device
+) -> Estimate:
+    """The cost of the trunk and all decays, estimated from a few measured steps."""
+    budgets = check_budgets(recipe, budgets, decay)
+    cost = dry_run(trunk_recipe(recipe, budgets[-1]), text, device)
+
+    def until(step: int) -> float:
+        return seconds_of(trunk_recipe(recipe, step), cost.tokens_per_second)
+
+    decays = sum(until(steps) - until(decay_start(steps, decay)) for steps in budgets)
+    return dataclasses.replace(cost, seconds=until(decay_start(budgets[-1], decay)) + decays)
 
 
 class _OneTrainer:

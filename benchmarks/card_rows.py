@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cards import Scores, memories_and_clamps, reading_flags
+from cards import Scores, is_beyond, memories_and_clamps, reading_flags
 
 from longspan.models.families import family
 from longspan.training.recipe import Recipe
@@ -154,10 +154,10 @@ def candidates(asked: argparse.Namespace, recipe: Recipe) -> list[tuple[int, int
     discounts = asked.discounts or [usual.discount] * bool(usual.discount)
     pairs = memories_and_clamps(memories, longest)
     if usual.clamp not in (0, longest):
-        pairs += [(memory, usual.clamp) for memory in memories if memory > usual.clamp]
+        pairs += [(memory, usual.clamp) for memory in memories if is_beyond(memory, usual.clamp)]
     found = []
     for memory, clamp in pairs:
-        if not discounts or memory == 0 or longest is None or memory <= longest:
+        if not discounts or longest is None or not is_beyond(memory, longest):
             found.append((memory, clamp, 0.0))
         elif clamp:
             found += [(memory, clamp, discount) for discount in discounts]

@@ -79,7 +79,16 @@ def memories_and_clamps(memories: Iterable[int], longest: int | None) -> list[tu
     A memory beyond the `longest` distance of training is tried without a clamp and clamped to that distance. `longest`
     is None for a family without a clamp.
     """
-    return [(memory, clamp) for memory in memories for clamp in ([0, longest] if longest and memory > longest else [0])]
+    return [
+        (memory, clamp)
+        for memory in memories
+        for clamp in ([0, longest] if longest and is_beyond(memory, longest) else [0])
+    ]
+
+
+def is_beyond(memory: int, distance: int) -> bool:
+    """Whether a memory has keys beyond a distance. Cards use same_length: the distances are 0 to memory - 1."""
+    return memory - 1 > distance
 
 
 def training_commit(about: dict[str, Any], given: str | None, parser: ArgumentParser) -> str:

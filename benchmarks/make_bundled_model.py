@@ -19,6 +19,7 @@ from typing import Any
 
 from cards import (
     Scores,
+    is_beyond,
     memories_and_clamps,
     output_of,
     reading_flags,
@@ -170,7 +171,7 @@ def all_rows(score: Scores, longest: int, most: int) -> tuple[list[Row], Row]:
     pairs = memories_and_clamps(MEMORIES, longest)
     valid = [split_row(score, "valid", memory, clamp) for memory, clamp in pairs]
     best = min(valid, key=lambda row: row.bits)
-    same_clamp = [row for row in valid if row.clamp == best.clamp or row.memory <= longest]
+    same_clamp = [row for row in valid if row.clamp == best.clamp or not is_beyond(row.memory, longest)]
     allowed = [row for row in same_clamp if row.memory <= most]
     lowest = min(row.bits for row in allowed)
     chosen = next(row for row in allowed if row.bits <= lowest + TOLERANCE)

@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -32,7 +32,8 @@ from typing import IO
 from cards import SHA, usage_errors
 
 from longspan.checkpoints.manifest import MANIFEST
-from longspan.config import read_toml
+from longspan.config import build, read_toml
+from longspan.errors import ConfigError
 from longspan.experiments.side_by_side import last_line
 
 HERE = Path(__file__).parent
@@ -51,8 +52,8 @@ class Run:
     minutes: int
     answers: str
     results: str
-    steps: list[str | list[str]]
-    texts: list[str] = field(default_factory=list)
+    steps: tuple[str | tuple[str, ...], ...]
+    texts: tuple[str, ...] = ()
 
     def commands(self, sources: dict[str, str], values: dict[str, str]) -> Iterator[dict[str, str]]:
         """The commands of each step by name, the installation of the texts first. `values` replace {runs} and so on."""
@@ -71,10 +72,21 @@ class Run:
                 }
 
 
+@dataclass(frozen=True)
+class Plan:
+    """The contents of plan.toml."""
+
+    run: tuple[Run, ...]
+    texts: dict[str, str]
+
+
 def read_plan(path: Path = HERE / "plan.toml") -> tuple[dict[str, Run], dict[str, str]]:
     """The runs by name, and the packed file of each text."""
-    plan = read_toml(path)
-    return {run["name"]: Run(**run) for run in plan["run"]}, plan["texts"]
+    plan = build(Plan, read_toml(path))
+    for run in plan.run:
+        if unknown := [text for text in run.texts if text not in plan.texts]:
+            raise ConfigError(f"the run {run.name} needs the text {unknown[0]}, which is not in [texts]; add its file")
+    return {run.name: run for run in plan.run}, plan.texts
 
 
 def table(runs: dict[str, Run]) -> str:
@@ -202,6 +214,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--pack", type=Path, help="also write the results to archives in this folder")
     parser.add_argument("--print", action="store_true", dest="only_print", help="print the commands and run nothing")
     asked = parser.parse_args(arguments)
+    if not asked.limit > 0 or not asked.grace >= 0:
+        parser.error(f"--limit {asked.limit:g} must be above 0, and --grace {asked.grace:g} at least 0")
     deadline = time.monotonic() + asked.limit
     with usage_errors(parser):
         plan, sources = read_plan(asked.plan)

@@ -21,9 +21,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from cards import usage_errors
+
 from longspan.checkpoints.store import write_file
 from longspan.data.encoded import open_corpus
-from longspan.errors import LongspanError
+from longspan.errors import DataError
 from longspan.experiments.budget_curves import (
     BudgetRun,
     ScoreFile,
@@ -51,8 +53,10 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=800_000)
     parser.add_argument("--stride", type=int, default=8, help="tokens per window; 1: a window per token, slow")
     parser.add_argument("--check-tokens", type=int, default=100_000, help="to compare the stride with 1; 0: none")
-    parser.add_argument("--memories", default="0,128,512,1024,2048,4096")
-    parser.add_argument("--long", default="8192,16384", help="further memories, for the largest run of each curve")
+    parser.add_argument("--memories", type=lengths, default="0,128,512,1024,2048,4096")
+    parser.add_argument(
+        "--long", type=lengths, default="8192,16384", help="further memories, for the largest run of each curve"
+    )
     parser.add_argument("--discount", type=float, default=2.0)
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--device", default="auto")
@@ -60,15 +64,36 @@ def main() -> int:
     args = parser.parse_args()
     if args.results is None and not (args.folders and args.data):
         parser.error("give the folders of runs and --data, or --from")
+    if not args.memories:
+        parser.error("--memories is empty; give at least one, for example 0,512")
     try:
-        make_folder(args.out)
-        found = measure(args) if args.results is None else json.loads(args.results.read_bytes())
-        draw(found, args.out)
-    except LongspanError as error:
-        parser.error(str(error))
+        with usage_errors(parser):
+            found = read_results(args.results) if args.results is not None else None
+            make_folder(args.out)
+            draw(found or measure(args), args.out)
     except KeyboardInterrupt:
         sys.exit("stopped; the same command continues")
     return 0
+
+
+def lengths(words: str) -> list[int]:
+    found = [int(word) for word in words.split(",") if word]
+    if min(found, default=0) < 0:
+        raise ValueError
+    return found
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """The contents of a budgets.json."""
+    try:
+        found = json.loads(path.read_bytes())
+        known = {"data": str, "split": str, "tokens": int, "unit": str, "rows": list, "pairs": list}
+        valid = all(isinstance(found[key], kind) for key, kind in known.items()) and lines_of(found["rows"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        valid = False
+    if not valid:
+        raise DataError(f"{path} is not a budgets.json of this program; use one that it wrote")
+    return dict(found)
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -92,8 +117,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 def score_run(run: BudgetRun, args: argparse.Namespace, file: ScoreFile, *, largest: bool) -> dict[str, Any]:
     loaded = open_budget_run(run, args.device, args.dtype)
     text = open_corpus(args.data, args.split, loaded.tokenizer)
-    memories, further = ([int(part) for part in words.split(",") if part] for words in (args.memories, args.long))
-    ways = ways_of(run.recipe, memories, further, args.discount, args.stride, largest=largest)
+    ways = ways_of(run.recipe, args.memories, args.long, args.discount, args.stride, largest=largest)
     row: dict[str, Any] = {"curve": run.curve, "run": run.folder.name, "steps": run.steps, "tokens": run.tokens}
     row |= {"seconds": run.seconds, "trained_memory": run.recipe.training_reading().memory}
     row["scores"] = [

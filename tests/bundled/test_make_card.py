@@ -210,6 +210,7 @@ def test_a_second_call_scores_only_what_is_missing(text: Path, monkeypatch: pyte
     [
         (["--memories", "8"], "nothing"),
         (["--memories", "8,16"], "memory"),
+        (["--memories", "32", "--discounts", "0,2"], "nothing"),  # 32 keys are distances 0 to 31, those of training
         (["--memories", "64", "--temps", "1.5"], "clamp, temperature"),
         (["--memories", "8", "--temps", "1", "--dynamic", "1e-4"], "nothing"),
     ],

@@ -5,6 +5,7 @@ import random
 import re
 import signal
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -334,23 +335,32 @@ def test_side_by_side_gives_the_same_numbers(cli: Cli, novel: Path, monkeypatch:
     """The commands of the processes are run here: starting a process takes seconds."""
     commands: dict[str, Any] = {}
 
-    def in_process(given: dict[str, list[str]], at_once: int, folder: Path, log: Any) -> None:
+    def in_process(
+        given: dict[str, list[str]], at_once: int, folder: Path, log: Any, environment: dict[str, str]
+    ) -> None:
         assert (at_once, folder.name) == (2, "logs")
         commands.update(given)
-        for command in given.values():
-            assert cli(*command[command.index("train") :]).code == 0
+        with monkeypatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "argv", ["longspan", "train", "--recipe", "logs/one.toml"])
+            for command in given.values():
+                assert cli(*command[command.index("train") :]).code == 0
 
     monkeypatch.setattr(group, "run_side_by_side", in_process)
     one = recipe("one.toml", "lstm")
     line = ["compare", one, "--data", novel, "--each", "training.lr=0.03", "--targets", 0, "--no-report", "--json"]
+    monkeypatch.setattr(sys, "argv", ["longspan", *map(str, line), "--out", "g"])
     alone, together = cli(*line, "--out", "g").json, cli(*line, "--out", "h", "--parallel", 2).json
     assert list(commands) == list(by_name(together)) == ["one", "one--training.lr=0.03"]
     for name, row in by_name(alone).items():
         assert by_name(together)[name]["bits"] == row["bits"]
+        assert by_name(together)[name]["run"]["command"] == row["run"]["command"]
+        assert row["run"]["command"].startswith("longspan compare one.toml --data ")
     assert alone["contexts"] == together["contexts"] == []
     assert alone["report"] is None
     assert not Path("g/report.html").exists()
     assert by_name(alone)["one"]["bits"] != by_name(alone)["one--training.lr=0.03"]["bits"]
     commands.clear()
-    assert cli(*line, "--out", "h", "--parallel", 2).code == 0
-    assert commands == {}
+    again = cli(*(word for word in line if word != "--json"), "--out", "h", "--parallel", 2)
+    assert (again.code, "peak memory: " in again.out, commands) == (0, False, {})

@@ -112,6 +112,7 @@ def test_errors_are_one_line_and_name_the_value(cli: Cli, model: Path, vanilla: 
         cli("recl", model, "--data", text, "--contexts", contexts).refused(
             "contexts", contexts.partition(",")[0].partition(":")[0]
         )
+    cli("recl", model, "--data", text, "--contexts", "64:8:8").refused("'64:8:8'", "below")
     cli("recl", model, "--data", text, "--threshold", "0", *FAST).refused("threshold", "0.0")
     cli("recl", model, *FAST).refused("--data")
     cli("recl").refused("--data")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -59,6 +60,10 @@ def test_budgets(cli: Cli, novel: Path) -> None:
     cli(*line, "--budgets", "4,x").refused("--budgets 4,x")
     cli(*line, "--budgets", "8", "--track", "wandb").refused("--track")
     cli(*line, "--budgets", "8", "--decay", "2").refused("decay 2")
+    cli(*line, "--budgets", "8", "--print-config").refused("--print-config")
+    cli(*line, "--decay", "0.5").refused("--decay 0.5", "--budgets")
+    cli(*line, "--budgets", "8", "--decay", "2", "--dry-run").refused("decay 2")
+    assert re.search(r"time +[1-9]\d* min", cli(*line, "--budgets", "4,10000000", "--dry-run").out)
     result = cli(*line, "--budgets", "4,8", "--decay", "0.5")
     assert result.out == "finished after step 4: runs/steps-4\nfinished after step 8: runs/steps-8\n", result.err
     again = cli(*line, "--budgets", "4,8", "--decay", "0.5")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from longspan.errors import DataError
+from longspan.errors import ConfigError, DataError
 from longspan.experiments.budget_curves import (
     compare_lines,
     crossings,
@@ -33,6 +33,11 @@ def test_runs_of_a_curve(tmp_path: Path) -> None:
     run_folder(tmp_path / "with" / "trunk", schedule="constant", cooldown=0.0)
     (found,) = read_budget_runs([tmp_path / "with"])
     assert (found.curve, found.steps, found.tokens, found.seconds) == ("with", 10, 1000, 1000.0)
+    run_folder(tmp_path / "other" / "with" / "steps-10")
+    both = [tmp_path / "with", tmp_path / "other" / "with"]
+    assert [one.curve for one in read_budget_runs(both)] == [str(folder) for folder in both]
+    with pytest.raises(ConfigError, match="twice"):
+        read_budget_runs([both[0], both[0]])
     (tmp_path / "none").mkdir()
     with pytest.raises(DataError):
         read_budget_runs([tmp_path / "none"])

@@ -190,7 +190,28 @@ def test_every_run_fits_into_half_an_hour_of_one_machine(plan: Program) -> None:
     assert {name: count for name, count in minutes.items() if count > 28} == {}
 
 
-def test_a_plan_that_cannot_be_read_is_one_sentence(tmp_path: Path, plan: Program) -> None:
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
+        ("minutes = 3\n", "", "run[1].minutes is missing"),
+        ("minutes = 3\n", "minutes = 3\nsecond = 2\n", "run[1].second"),
+        ("[texts]", "[text]", "'text'"),
+        ("minutes = 3\n", "minutes = 3\ntexts = ['none']\n", "text none"),
+    ],
+)
+def test_a_plan_that_cannot_be_read_is_one_sentence(
+    before: str, after: str, named: str, tmp_path: Path, plan: Program
+) -> None:
     code, _, errors = plan("--plan", str(tmp_path / "none.toml"))
     assert code == 2
     assert "none.toml; check the name" in errors
+    given = arguments(tmp_path)
+    (tmp_path / "plan.toml").write_text((PLAN % "true").replace(before, after))
+    code, _, errors = plan(*given)
+    assert (code, named in errors) == (2, True), errors
+
+
+@pytest.mark.parametrize("options", [{"limit": -5}, {"limit": 0}, {"limit": "nan"}, {"grace": -1}])
+def test_times_that_leave_nothing_to_run_are_refused(options: dict[str, Any], tmp_path: Path, plan: Program) -> None:
+    assert plan.run(tmp_path, "first", **options)[0] == 2
+    assert not (tmp_path / "runs").exists()

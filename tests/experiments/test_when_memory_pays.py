@@ -88,3 +88,25 @@ def test_scores_figures_and_a_second_call(folder: Path, monkeypatch: pytest.Monk
     call(monkeypatch, "--from", "figures/budgets.json")
     assert Path("figures/budgets.svg").is_file()
     assert Path("figures/memories.svg").is_file()
+
+
+def test_wrong_use_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.chdir(tmp_path)
+    row = {"curve": "a", "steps": 1, "tokens": 1, "seconds": 1.0, "trained_memory": 8, "scores": []}
+    empty = {"data": "text.txt", "split": "valid", "tokens": 60, "unit": "byte", "rows": [row], "pairs": []}
+    for name, content in (("other", '{"a": 1}'), ("list", "[]"), ("text", "text"), ("empty", json.dumps(empty))):
+        Path(f"{name}.json").write_text(content)
+    files = [["--from", f"{name}.json"] for name in ("none", "other", "list", "text", "empty")]
+    lengths = [["runs", "--data", "text.txt", *words] for words in (["--memories", "abc"], ["--memories", "-1"])]
+    lengths += [
+        ["runs", "--data", "text.txt", *words] for words in (["--long", "1.5"], ["--memories", "", "--long", ""])
+    ]
+    for words in (*files, *lengths):
+        monkeypatch.setattr(sys, "argv", ["when_memory_pays.py", *words, "--out", "figures"])
+        with pytest.raises(SystemExit) as end:
+            importlib.import_module("when_memory_pays").main()
+        assert (end.value.code, next(word for word in words[::-1] if word) in capsys.readouterr().err) == (2, True)
+    assert not Path("figures").exists()

@@ -1,15 +1,17 @@
 """Several budgets from one trunk: each ends as a branch that was trained in a process of its own."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from longspan.checkpoints import store
-from longspan.errors import ConfigError
+from longspan.errors import ConfigError, LongspanError
 from longspan.training import budgets, run
-from longspan.training.budgets import branch_recipe, train_budgets, trunk_recipe
+from longspan.training.budgets import branch_recipe, dry_run_budgets, train_budgets, trunk_recipe
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer
 
@@ -66,6 +68,14 @@ def test_on_cuda_the_trainer_is_used_again(tmp_path: Path, captured: bool) -> No
         assert rows[0] == pytest.approx(rows[1], rel=1e-3)
 
 
+def test_a_dry_run_counts_the_trunk_and_all_decays() -> None:
+    cost = dry_run_budgets(
+        make_recipe(training_batch=[[0, 4], [10, 2]]), make_text(900), [20, 8], 0.25, torch.device("cpu")
+    )
+    trunk, decays = 10 * 32 + 5 * 16, 2 * 32 + 5 * 16  # tokens
+    assert cost.seconds == pytest.approx((trunk + decays) / cost.tokens_per_second)
+
+
 @pytest.mark.usefixtures("opened")
 def test_a_second_call_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = make_recipe()
@@ -87,6 +97,27 @@ def test_a_second_call_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert content(ends[0]) == content(ends[1])
     with pytest.raises(ConfigError, match="trunk"):
         train_budgets(recipe, tmp_path / "parts", [12], 0.25)  # its decay would start before the end of the trunk
+    for made, decay, key in (
+        (recipe, 0.5, "cooldown"),
+        (make_recipe(model_width=8), 0.25, "width"),
+        (make_recipe(training_seed=5), 0.25, "seed"),
+    ):
+        with pytest.raises(ConfigError, match=rf"steps-8 has \w+\.{key}"):
+            train_budgets(made, tmp_path / "parts", [8, 20], decay)
+    monkeypatch.setattr(run, "open_text", lambda *_: make_text(800))
+    with pytest.raises(LongspanError, match="fingerprint"):
+        train_budgets(recipe, tmp_path / "parts", [8, 20], 0.25)
+
+
+@pytest.mark.usefixtures("opened")
+def test_a_trunk_that_was_deleted_starts_with_new_weights(tmp_path: Path) -> None:
+    recipe = make_recipe()
+    train_budgets(recipe, tmp_path / "whole", [8, 20], 0.25)
+    train_budgets(recipe, tmp_path / "parts", [8], 0.25)
+    shutil.rmtree(tmp_path / "parts" / "trunk")
+    train_budgets(recipe, tmp_path / "parts", [8, 20], 0.25)
+    ends = [tmp_path / name / "steps-20" / "checkpoint-20" for name in ("whole", "parts")]
+    assert content(ends[0]) == content(ends[1])
 
 
 @pytest.mark.usefixtures("opened")

@@ -144,6 +144,11 @@ def parse_contexts(text: str) -> tuple[int, ...]:
             raise ConfigError(
                 f"--contexts {text!r} is not FIRST:LAST:STEP; for example, {CONTEXTS} means 100, 200, ..., 1000"
             )
+        if numbers[0] > numbers[1]:
+            raise ConfigError(
+                f"--contexts {text!r} ends at {numbers[1]}, below its first length {numbers[0]}; use FIRST:LAST:STEP "
+                f"with FIRST below LAST, for example {CONTEXTS}"
+            )
         if (numbers[1] - numbers[0]) // numbers[2] > 10_000:
             raise ConfigError(f"--contexts {text!r} has more than 10,000 lengths; use a larger step")
         numbers = list(range(numbers[0], numbers[1] + 1, numbers[2]))

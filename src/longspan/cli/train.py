@@ -63,9 +63,11 @@ def train(
         ),
     ] = "",
     decay: Annotated[
-        float,
-        typer.Option("--decay", help="With --budgets: fraction of each budget in which the learning rate decays."),
-    ] = 0.2,
+        float | None,
+        typer.Option(
+            "--decay", help="With --budgets: fraction of each budget in which the learning rate decays. Default: 0.2."
+        ),
+    ] = None,
     track: Annotated[
         str, typer.Option("--track", metavar="NAMES", help="Send metrics to wandb, mlflow or both (wandb,mlflow).")
     ] = "",
@@ -80,8 +82,18 @@ def train(
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of choices that we made
 
     from longspan.training import run
+    from longspan.training.budgets import DECAY
     from longspan.training.folder import recorded_threads
 
+    numbers = parse_numbers("--budgets", budgets, positive=True)
+    if numbers and (print_config or track or resume not in (None, "auto")):
+        raise ConfigError(
+            "--budgets cannot be combined with --print-config, --track or --resume PATH: each budget has a recipe of "
+            "its own, and it resumes automatically; use only one of them"
+        )
+    if not numbers and decay is not None:
+        raise ConfigError(f"--decay {decay} has no effect without --budgets; add --budgets N,N,...")
+    decay = DECAY if decay is None else decay
     if resume == "auto" and out is not None:
         threads = threads or recorded_threads(out)
     where = machine(device, dtype, threads)
@@ -95,14 +107,12 @@ def train(
         sys.stdout.write(chosen.to_toml())
         return
     if dry_run:
-        _print_cost(chosen, where.device)
+        _print_cost(chosen, numbers, decay, where.device)
         return
     if out is None:
         raise ConfigError("--out is missing; add --out DIR, the folder for the run")
-    if budgets:
-        if resume not in (None, "auto") or track:
-            raise ConfigError("--budgets cannot be combined with --resume PATH or --track; it resumes automatically")
-        _train_budgets(chosen, out, parse_numbers("--budgets", budgets, positive=True), decay, where.device)
+    if numbers:
+        _train_budgets(chosen, out, numbers, decay, where.device)
         return
     names = [name for name in track.split(",") if name]
     outcome = run.train(chosen, out, resume=resume, device=where.device, track=names)
@@ -127,13 +137,14 @@ def _train_budgets(recipe: "Recipe", out: Path, budgets: Sequence[int], decay: f
             print(outcome.sentence)
 
 
-def _print_cost(recipe: "Recipe", device: "torch.device") -> None:
+def _print_cost(recipe: "Recipe", budgets: Sequence[int], decay: float, device: "torch.device") -> None:
     from longspan.data import describe_all
+    from longspan.training.budgets import dry_run_budgets
     from longspan.training.dry_run import dry_run
     from longspan.training.run import open_text
 
     text = open_text(recipe, "train")
-    cost = dry_run(recipe, text, device)
+    cost = dry_run_budgets(recipe, text, budgets, decay, device) if budgets else dry_run(recipe, text, device)
     for line in describe_all(text, lambda split: open_text(recipe, split, text.tokenizer)):
         note(line)
     minutes, seconds = divmod(round(cost.seconds), 60)

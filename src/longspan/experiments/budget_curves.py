@@ -19,6 +19,7 @@ from longspan.checkpoints.store import write_file
 from longspan.data.cache import key
 from longspan.data.encoded import Excerpt
 from longspan.errors import DataError
+from longspan.experiments.contexts import unique_names
 from longspan.experiments.report.runs import Run, read_run
 from longspan.experiments.scaling.points import runs_in, why_unfinished
 from longspan.reading import Reading
@@ -44,15 +45,16 @@ class BudgetRun:
 
 
 def read_budget_runs(folders: Sequence[Path]) -> list[BudgetRun]:
-    """The finished runs in each folder, by number of steps; a folder is a curve, as `train --budgets` writes it."""
+    """The finished runs in each folder, by number of steps; a folder is a curve, as `train --budgets` writes it. The
+    curve has the name of the folder, or its path if another folder has the same name."""
     found = []
-    for folder in folders:
+    for name, folder in zip(unique_names(folders), folders, strict=True):
         runs = [(read_run(path), load_recipe(path / "recipe.toml"), path) for path in runs_in(folder)]
         finished = [one for one in runs if why_unfinished(one[0], one[1]) is None]
         if not finished:
             raise DataError(f"{folder} has no finished run; train one with longspan train --budgets")
         speed = float(np.median(np.concatenate([run.training["tokens_per_second"] for run, _, _ in runs])))
-        found += sorted((_budget_run(folder.name, *one, speed) for one in finished), key=lambda run: run.steps)
+        found += sorted((_budget_run(name, *one, speed) for one in finished), key=lambda run: run.steps)
     return found
 
 

@@ -39,7 +39,7 @@ def measure_folders(
     progress: Progress | None = None,
 ) -> LossTable:
     """The losses of the models in these folders on one text. Cached losses are reused."""
-    names = _names(paths)
+    names = unique_names(paths)
     loaded = [load_model(path, device=device, dtype=dtype) for path in paths]
     for name, other in zip(names, loaded, strict=True):
         check_window(other.model, contexts[-1], name)
@@ -55,13 +55,13 @@ def measure_folders(
     return measure(subjects, passage, contexts, progress=progress)
 
 
-def _names(paths: Sequence[Path]) -> list[str]:
-    """The names of the folders if they are unique, else the given paths."""
+def unique_names(paths: Sequence[Path]) -> list[str]:
+    """The names of the folders if they are different, else the given paths."""
     short = [path.resolve().name or str(path) for path in paths]
     if len(set(short)) == len(short):
         return short
     resolved = [path.resolve() for path in paths]
     for path, own in zip(paths, resolved, strict=True):
         if resolved.count(own) > 1:
-            raise ConfigError(f"the model {path} is given twice; list each model only once")
+            raise ConfigError(f"{path} is given twice; list it only once")
     return [str(path) for path in paths]

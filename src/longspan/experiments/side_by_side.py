@@ -1,5 +1,6 @@
 """Several commands at the same time, at most so many at once: small models leave most of a GPU idle."""
 
+import os
 import signal
 import subprocess
 import threading
@@ -16,9 +17,15 @@ PAUSE = 0.05  # seconds between two looks at the processes
 
 
 def run_side_by_side(
-    commands: Mapping[str, Sequence[str]], at_once: int, folder: Path, log: Log = lambda _: None
+    commands: Mapping[str, Sequence[str]],
+    at_once: int,
+    folder: Path,
+    log: Log = lambda _: None,
+    environment: Mapping[str, str] | None = None,
 ) -> dict[str, int]:
     """Run named commands, `at_once` at a time, and return their exit codes. The output of each goes to FOLDER/NAME.log.
+
+    `environment` has variables that are added to those of this process.
 
     Commands start in the given order, so put the longest first. An exception, such as Ctrl-C, stops all of them with
     SIGTERM, and waits until they have saved their work.
@@ -27,13 +34,14 @@ def run_side_by_side(
         raise ConfigError(f"at_once={at_once} must be at least 1")
     folder.mkdir(parents=True, exist_ok=True)
     waiting, codes = dict(commands), dict[str, int]()
+    options: dict[str, Any] = {"env": os.environ | dict(environment or {}), "stderr": subprocess.STDOUT}
     with _running() as running:
         while waiting or running:
             while waiting and len(running) < at_once:
                 name = next(iter(waiting))
                 log(f"starting {name} ({len(codes) + len(running) + 1} of {len(commands)})")
                 with (folder / f"{name}.log").open("wb") as output:
-                    running[name] = subprocess.Popen(waiting.pop(name), stdout=output, stderr=subprocess.STDOUT)
+                    running[name] = subprocess.Popen(waiting.pop(name), stdout=output, **options)
             for name, process in list(running.items()):
                 if (code := process.poll()) is not None:
                     codes[name] = code

@@ -17,8 +17,10 @@ import torch
 
 from longspan.checkpoints import store
 from longspan.checkpoints.manifest import Verified
+from longspan.data import Encoded
 from longspan.errors import ConfigError
 from longspan.training import run
+from longspan.training.dry_run import Estimate, dry_run, seconds_of
 from longspan.training.loop import Trainer
 from longspan.training.processes import Processes
 from longspan.training.recipe import Recipe
@@ -75,8 +77,22 @@ def check_budgets(recipe: Recipe, budgets: Sequence[int], decay: float) -> list[
     return sorted(set(budgets))
 
 
+def dry_run_budgets(
+    recipe: Recipe, text: Encoded, budgets: Sequence[int], decay: float, device: torch.device
+) -> Estimate:
+    """The cost of the trunk and all decays, estimated from a few measured steps."""
+    budgets = check_budgets(recipe, budgets, decay)
+    cost = dry_run(trunk_recipe(recipe, budgets[-1]), text, device)
+
+    def until(step: int) -> float:
+        return seconds_of(trunk_recipe(recipe, step), cost.tokens_per_second)
+
+    decays = sum(until(steps) - until(decay_start(steps, decay)) for steps in budgets)
+    return dataclasses.replace(cost, seconds=until(decay_start(budgets[-1], decay)) + decays)
+
+
 class _OneTrainer:
-    """Makes the trainer of the first run, and prepares the same one for the following runs."""
+    """Makes the trainer of the first run, and prepares the same one for the runs that continue a checkpoint."""
 
     def __init__(self) -> None:
         self.trainer: Trainer | None = None
@@ -87,7 +103,7 @@ class _OneTrainer:
                 raise ConfigError("budgets can only be trained by a single process; start longspan without torchrun")
             text = run.open_text(recipe, "train")
             observers = run.default_observers(recipe, out, text, processes)
-            if self.trainer is None:
+            if self.trainer is None or start is None:
                 _, self.trainer = run.make_trainer(recipe, text, place, observers, processes, resumed=start is not None)
             else:
                 self.trainer.reuse(recipe.with_vocabulary(text.tokenizer.size), observers)
@@ -99,17 +115,16 @@ class _OneTrainer:
 def train_budgets(
     recipe: Recipe, out: Path, budgets: Sequence[int], decay: float = DECAY, *, device: torch.device | str = "cpu"
 ) -> list[run.Outcome]:
-    """Train the run of each budget in OUT/steps-N. A second call continues where the first was stopped; more budgets
-    can be added as long as their decay starts after the last one of the trunk."""
+    """Train the run of each budget in OUT/steps-N. A second call continues where the first was stopped, with the same
+    recipe, text and decay; more budgets can be added as long as their decay starts after the last one of the trunk."""
     run.check_outside_data(out, recipe.data)
-    one, outcomes = _OneTrainer(), []
-    trunk = out / TRUNK
+    one, trunk = _OneTrainer(), out / TRUNK
+    outcomes: list[run.Outcome] = []
     for steps in check_budgets(recipe, budgets, decay):
         folder, start = budget_folder(out, steps), decay_start(steps, decay)
-        if store.locate(folder / f"checkpoint-{steps}") is not None:
-            outcomes.append(run.Outcome(folder, steps, finished=True, interrupted=None, took_steps=0))
-            continue
-        if not any(path.name == f"checkpoint-{start}" for path in store.numbered(trunk)[:1]):
+        # A finished budget is opened too: that checks its recipe and text.
+        finished = store.locate(folder / f"checkpoint-{steps}") is not None
+        if not finished and not any(path.name == f"checkpoint-{start}" for path in store.numbered(trunk)[:1]):
             made = trunk_recipe(recipe, start)
             outcome = run.run_in_folder(made, trunk, one.prepare(made, trunk), resume="auto", device=device)
             if outcome.interrupted is not None:

@@ -52,7 +52,7 @@ def dry_run(recipe: Recipe, text: Encoded, device: torch.device) -> Estimate:
         steps_per_pass=-(-(len(text) - 1) // sizes[0]),
         memory_bytes=peak_memory(device),
         tokens_per_second=speed,
-        seconds=_seconds(recipe, speed),
+        seconds=seconds_of(recipe, speed),
     )
 
 
@@ -72,8 +72,8 @@ def step_sizes(recipe: Recipe) -> list[tuple[int, int]]:
     return [(step, value_at(batch, step) * recipe.training_reading(step).segment) for step in changes]
 
 
-def _seconds(recipe: Recipe, speed: float) -> float:
-    """Time until the first limit, without validation and saving."""
+def seconds_of(recipe: Recipe, speed: float) -> float:
+    """Time until the first limit at so many tokens per second, without validation and saving."""
     limits = recipe.training
     times = [limits.seconds, limits.tokens and limits.tokens / speed]
     if limits.steps is not None:

@@ -3,6 +3,7 @@
 import os
 import platform
 import resource
+import shlex
 import subprocess
 import sys
 import time
@@ -15,12 +16,14 @@ import torch
 
 from longspan import __version__
 
+COMMAND = "LONGSPAN_COMMAND"
+
 
 def describe(device: torch.device) -> dict[str, Any]:
     """Versions, commit and hardware as plain values."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "command": ["longspan", *sys.argv[1:]],
+        "command": command(),
         "longspan": __version__,
         "commit": commit(),
         "python": platform.python_version(),
@@ -34,6 +37,11 @@ def describe(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "cuda": torch.version.cuda,
     }
+
+
+def command() -> list[str]:
+    """The command of this process, or the one in LONGSPAN_COMMAND: that of a process which starts several runs."""
+    return shlex.split(os.environ.get(COMMAND, "")) or ["longspan", *sys.argv[1:]]
 
 
 def hardware(device: torch.device) -> str:

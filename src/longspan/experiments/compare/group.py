@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import shlex
 import signal
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from longspan.experiments.compare.variants import Spread, Variant, spreads
 from longspan.experiments.run_facts import run_facts
 from longspan.experiments.side_by_side import run_side_by_side
 from longspan.terminal import progress_line
+from longspan.training.environment import COMMAND, command
 from longspan.training.recipe import Recipe
 
 Log = Callable[[str], None]
@@ -134,7 +136,9 @@ def _train_side_by_side(
             if not member.is_finished(recipe, results.folder / name):
                 commands[name] = member.training_command(recipe, results.folder, name, setup.device)
     results.save()  # before a run makes the folder look like another one
-    run_side_by_side(commands, parallel, results.folder / member.LOGS, log)
+    # A run is repeated by the command of the comparison: its own names a file in the folder of the logs.
+    environment = {COMMAND: shlex.join(command())}
+    run_side_by_side(commands, parallel, results.folder / member.LOGS, log, environment)
 
 
 def _complete(row: Row, variant: Variant, results: ResultsFile, setup: Setup, log: Log) -> Recipe:

@@ -61,9 +61,10 @@ def remarks(found: Comparison, device: torch.device) -> list[str]:
     memory = "of tensors on the device" if device.type == "cuda" else "of the process, Python and torch included"
     lines = [
         f"bits: of the first {' or '.join(f'{count:,}' for count in scored)} tokens with a prediction in the "
-        "validation split",
-        f"peak memory: in training, {memory}",
+        "validation split"
     ]
+    if any(row.peak_memory is not None for row in found.complete):
+        lines.append(f"peak memory: in training, {memory}")
     if found.contexts:
         lines.append(f"RECL: tokens, r = {SHOWN_SHARE}, 95% interval; + means that the last context still gained")
     for row in found.complete:

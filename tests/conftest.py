@@ -30,7 +30,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # The suite tries a few cases of each property, `make torture` many.
-TRIES = 50 if os.environ.get("LONGSPAN_TORTURE") else 6
+TRIES = 50 if os.environ.get("LONGSPAN_TORTURE") else 4
 settings.register_profile("longspan", deadline=None, max_examples=TRIES, derandomize=True)
 settings.load_profile("longspan")
 

@@ -52,7 +52,7 @@ def losses_cut(model: LanguageModel, tokens, targets, cuts, state: State, starts
     return torch.cat(pieces, dim=1), state
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.torture)])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", WITH_MEMORY)
 @given(cuts=cuts_of_32)

@@ -64,7 +64,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_killed_process_is_restarted_and_the_result_is_the_same(folder: Path) -> None:
     rng = random.Random(SEED)
     assert run_in_process(undisturbed, str(folder), timeout=600) == 0

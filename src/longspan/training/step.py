@@ -60,13 +60,14 @@ class Step:
     ) -> tuple[Float[Tensor, "4"], list[State]]:
         """One step. Returns its metrics (loss, norm, skipped, broken) and the states after it."""
         given = StepInputs(*inputs)
-        with torch.autocast(self.device.type, enabled=False):  # the caller's
+        with self.outside_autocast():
             loss, states = self.accumulate(objective, states, given)
             norm = self._clip()
             skip = self.guard.check(loss, norm)
             self.optimizer.step(given.factor, skip)
             self.optimizer.zero_grad()
-        torch.clear_autocast_cache()  # which a caller's autocast keeps, with the weights before the update
+        # A caller's autocast would keep casts of the weights before the update.
+        torch.clear_autocast_cache()
         return torch.stack([loss, *(each.to(loss.dtype) for each in (norm, skip, self.guard.broken))]), states
 
     def accumulate(
@@ -94,6 +95,11 @@ class Step:
         norm = (self.processes.mean(own.square()) * self.processes.size).sqrt()
         nn.utils.clip_grads_with_norm_(parameters, limit, norm, foreach=True)
         return norm.float()
+
+    def outside_autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Turns a caller's autocast off. Without one there is no context, so that casts are freed after each part."""
+        kind = self.device.type
+        return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else contextlib.nullcontext()
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The precision of the run, whatever autocast the caller uses."""

@@ -78,6 +78,8 @@ def test_tables_of_models_that_were_measured_apart_are_joined(cli: Cli) -> None:
     for name, passage in (("a", "one"), ("b", "two")):
         np.savez(f"{name}.npz", names=[name], contexts=(100, 200, 300), losses=losses[:1], passage=passage)
     cli("recl", "--losses", "a.npz", "--losses", "b.npz").refused("different texts")
+    cli("recl", "--losses", "all.npz", "--losses", "a.npz", "--losses", "b.npz").refused("a and b", "different texts")
+    cli("recl", "--losses", "a.npz", "--losses", "a.npz").refused("given twice")
     np.savez("b.npz", names=names[1:], contexts=(100, 200, 300), losses=losses[1:, :, :7])
     cli("recl", "--losses", "a.npz", "--losses", "b.npz").refused("7 targets", "8")
 

@@ -75,7 +75,7 @@ def recl(
     each.
     """
     from longspan.bundled import model_path
-    from longspan.experiments.contexts import measure_folders
+    from longspan.experiments.contexts import measure_folders, unique_names
     from longspan.experiments.figures.drawing import require_matplotlib
     from longspan.scoring.loss_table import join_tables, load_table
     from longspan.scoring.recl import chance_gains, check_threshold, ecl, recl_differences
@@ -109,7 +109,8 @@ def recl(
             raise ConfigError(
                 "--losses replaces the models and the text; leave out MODEL, --targets, and --data with its options"
             )
-        table = join_tables({str(path.with_suffix("")): load_table(path) for path in losses})
+        names = unique_names([path.with_suffix("") for path in losses])
+        table = join_tables(dict(zip(names, map(load_table, losses), strict=True)))
         if contexts is not None:
             table = table.at(parse_contexts(contexts))
     if table.below_zero:

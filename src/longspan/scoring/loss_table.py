@@ -89,19 +89,21 @@ def join_tables(tables: Mapping[str, LossTable]) -> LossTable:
     names get the key of their table in front."""
     first, *others = tables.values()
     for other in others:
-        named = f"the loss tables of {other.names[0]} and {first.names[0]}"
         if (other.contexts, other.targets) != (first.contexts, first.targets):
             shown = (f"{t.targets} targets at contexts {', '.join(map(str, t.contexts))}" for t in (other, first))
             raise DataError(
-                f"{named} differ: {' and '.join(shown)}; measure all models with the same contexts and targets"
+                f"the loss tables of {other.names[0]} and {first.names[0]} differ: {' and '.join(shown)}; measure all "
+                "models with the same contexts and targets"
             )
-        if other.passage and first.passage and other.passage != first.passage:
-            raise DataError(f"{named} are of different texts or targets; measure all models on the same ones")
+    passages = {table.passage: key for key, table in tables.items() if table.passage}
+    if len(passages) > 1:
+        named = " and ".join(list(passages.values())[:2])
+        raise DataError(f"{named} have losses of different texts or targets; measure all models on the same ones")
     every = [name for table in tables.values() for name in table.names]
     names = tuple(
         name if every.count(name) == 1 else f"{key}/{name}" for key, table in tables.items() for name in table.names
     )
-    return LossTable(names, first.contexts, np.concatenate([t.losses for t in tables.values()]), first.passage)
+    return LossTable(names, first.contexts, np.concatenate([t.losses for t in tables.values()]), "".join(passages))
 
 
 def check_contexts(contexts: Sequence[int]) -> None:

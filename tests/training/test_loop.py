@@ -15,6 +15,7 @@ import torch
 from longspan.checkpoints import store
 from longspan.checkpoints.model_folder import load_model
 from longspan.errors import ConfigError, DeviceError, TrainingError
+from longspan.scoring.score import score
 from longspan.training import run, snapshot
 from longspan.training.dropout import LockedDropout, Objective
 from longspan.training.dry_run import dry_run
@@ -114,6 +115,22 @@ def test_training_does_not_depend_on_the_autocast_of_its_caller(precision: torch
     assert torch.equal(*weights)
 
 
+def test_validation_has_the_precision_of_training() -> None:
+    """Not float32, which takes a slower path on a GPU."""
+    _, trainer = run.make_trainer(make_recipe(), make_text(), CPU)
+    held_out, nats = make_text(300), []
+    for precision in (torch.float32, torch.bfloat16):
+        trainer.work.precision = precision
+        nats.append(Validate(held_out, 1).score(trainer).nats)
+    streams = trainer.streams.batch
+    expected = [
+        score(trainer.model.eval(), held_out, method="stream", streams=streams, precision=products).nats
+        for products in (None, torch.bfloat16)
+    ]
+    assert nats == expected
+    assert nats[0] != nats[1]
+
+
 def test_locked_dropout_drops_the_same_units_at_every_position() -> None:
     dropout = LockedDropout(0.5)
     dropped = dropout(torch.ones(3, 7, 11))
@@ -158,11 +175,11 @@ def test_every_validation_scores_the_weights_of_its_step(tmp_path: Path, monkeyp
     recipe, held_out = make_recipe(training_lr=0.05, evaluation_memory=20), make_text(300)
     train(recipe, tmp_path, make_text(), monkeypatch, Validate(held_out, 4))
     scores = [json.loads(line) for line in (tmp_path / "validation.jsonl").read_text().splitlines()]
-    assert [score["step"] for score in scores] == [4, 8, 12]
-    for score in scores:
+    assert [stored["step"] for stored in scores] == [4, 8, 12]
+    for stored in scores:
         _, fresh = run.make_trainer(recipe, make_text(), CPU)
-        snapshot.load(fresh, store.read_folder(tmp_path / f"checkpoint-{score['step']}", snapshot.PARTS))
-        assert Validate(held_out, 1).score(fresh).nats == score["nats"]
+        snapshot.load(fresh, store.read_folder(tmp_path / f"checkpoint-{stored['step']}", snapshot.PARTS))
+        assert Validate(held_out, 1).score(fresh).nats == stored["nats"]
 
 
 def test_observers_do_not_change_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

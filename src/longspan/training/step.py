@@ -103,7 +103,12 @@ class Step:
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The precision of the run, whatever autocast the caller uses."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == torch.bfloat16)
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.products is not None)
+
+    @property
+    def products(self) -> torch.dtype | None:
+        """The dtype of matrix products, if it is not that of the weights."""
+        return torch.bfloat16 if self.precision == torch.bfloat16 else None
 
 
 def count_since_start(since_start: NDArray[np.int64], starts: NDArray[np.bool_]) -> NDArray[np.int64]:

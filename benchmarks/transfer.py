@@ -8,7 +8,8 @@
 the scores of a language model without training. All jobs of the first seed come before the second, tasks with a target
 first. DIR/results.json is written after every job and needs no weights. A finished job is not run again and a stopped
 one resumes, so the same command continues. With `--limit` no job is started that would not finish in time, and those
-that still run at the end are stopped. A job that fails is run once more without CUDA graphs.
+that still run at the end are stopped. A job that fails is run once more without CUDA graphs. One that runs out of
+memory beside others is run again later, and from then on fewer run at a time.
 
 Where both directions of ULMFiT are finished, `ulmfit-ensemble` has the mean of their probabilities, as `longspan
 predict --with` computes it. `--rows` uses a few rows of every task, to try a command.
@@ -210,6 +211,10 @@ class Queue:
     def ended(self, job: Job) -> None:
         error, seconds = job.end(), time.monotonic() - job.started
         print(f"{job.name}: {error or 'finished'} after {seconds:.0f} s", flush=True)
+        if "out of memory" in error and self.running:
+            self.at_once, job.tries = len(self.running), 0
+            self.waiting.append(job)
+            return
         if error and job.tries == 1:
             self.waiting.insert(0, job)
             return

@@ -86,8 +86,9 @@ FEATURES = ("embedding", "second-to-last", "last", "sum", "sum-last-four", "conc
 MEMORY = ("transformer-xl", "longspan-xl", "xlnet")
 SYSTEMS |= {f"{name}-512": replace(SYSTEMS[name], group="memory", tasks=IMDB) for name in MEMORY}
 SYSTEMS |= {f"ulmfit-{name}": replace(one, group="ablations", tasks=IMDB) for name, one in ABLATIONS.items()}
+LAYERS = (*FROZEN, *TAGGER, "model.normalised=true")  # this BERT is pre-norm
 SYSTEMS |= {
-    f"bert-{name}": System("bert", "bert", (*FROZEN, *TAGGER, f"model.features={name}"), group="features", tasks=CONLL)
+    f"bert-{name}": System("bert", "bert", (*LAYERS, f"model.features={name}"), group="features", tasks=CONLL)
     for name in FEATURES
 }
 SYSTEMS |= {

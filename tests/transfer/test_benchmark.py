@@ -178,6 +178,32 @@ def test_a_failed_job_is_run_once_more(
     assert results.writes == 1
 
 
+def test_a_job_without_memory_beside_others_is_run_later(
+    scripts: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And fewer run at a time. On its own it would be a failure."""
+    script, commands, full = scripts.transfer, list[str](), "torch.OutOfMemoryError: CUDA out of memory"
+
+    class Process:
+        """imdb runs until the other one has failed, which fails only the first time."""
+
+        def __init__(self, command: list[str], **options: Any) -> None:
+            self.task = command[3]
+            commands.append(self.task)
+            self.returncode = int(commands.count("sst2") == 1 and self.task == "sst2")
+            options["stderr"].write(full.encode() if self.returncode else b"")
+
+        def poll(self) -> int | None:
+            return None if self.task == "imdb" and queue.at_once > 1 else self.returncode
+
+    monkeypatch.setattr(script.subprocess, "Popen", Process)
+    jobs = [script.Job(script.Row("gpt", task), 1, [task], tmp_path / task / "seed-1") for task in ("imdb", "sst2")]
+    queue = script.Queue(jobs, results := Written(), script.Estimates([], []), 2, float("inf"))
+    queue.run()
+    assert commands == ["imdb", "sst2", "sst2"]
+    assert (sorted(results.added), results.failed, queue.at_once) == (["imdb", "sst2"], {}, 1)
+
+
 def test_estimates(scripts: SimpleNamespace, tmp_path: Path) -> None:
     script = scripts.transfer
     job = script.Job(script.Row("gpt", "imdb"), 2, [], tmp_path)

@@ -38,7 +38,8 @@ from longspan.training.utilisation import peak_tokens_per_second
 
 TOGETHER = 1.0  # seconds within which two signals count as one
 LAUNCH_BOUND = 2**14
-"""Batches of documents are captured up to this many tokens. Larger ones keep a GPU busy, and a graph its memory."""
+"""Parts of a batch of documents are captured up to this many tokens. Larger ones keep a GPU busy, and a graph its
+memory."""
 
 
 class Trainer:
@@ -236,7 +237,7 @@ class Trainer:
         filled = self.marks_documents or not self.tracks_full or all(state.full for state in self.states)
         usual = batch.tokens.shape[1] == segment and filled
         if self.streams.complete_documents:
-            usual = not self.config.unfreeze_every and batch.tokens.size <= LAUNCH_BOUND
+            usual = not self.config.unfreeze_every and batch.tokens.size <= parts * LAUNCH_BOUND
         # A step that makes the memory longer cannot be captured.
         grown = self.config.cuda_graph and _shapes(self.states[0]) == _shapes(self.empty_state(rows))
         captured = usual and grown

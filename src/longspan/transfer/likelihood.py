@@ -26,7 +26,7 @@ from longspan.transfer.tasks.packed import install
 Ids = NDArray[np.int64]
 NEUTRAL = "This is a sentence."
 """Before a sentence of BLiMP."""
-LOGITS = {"cpu": 2**22, "cuda": 2**30}
+LOGITS = {"cpu": 2**22, "cuda": 2**28}
 """The most logits of a batch, padding included."""
 
 

@@ -173,6 +173,29 @@ def test_combinations_of_layers() -> None:
     assert mix(hidden)[0, 0, 0].item() == pytest.approx(2 * (0 + 1 + 2 + 3 + 4 + 5 * e) / (5 + e))
 
 
+def test_normalised_layers_have_equal_weight() -> None:
+    """By hand: [1, 3, 5] and [40, 10, 10] become [-1.22, 0, 1.22] and [1.41, -0.71, -0.71]. Their sum is normalised
+    again."""
+    rows = [5.0, 5.0, 5.0], [1.0, 3.0, 5.0], [40.0, 10.0, 10.0]
+    hidden = [torch.tensor([[row]], dtype=torch.float64) for row in rows]
+    plain, normalised = (make("longspan-xl", normalised=flag) for flag in (False, True))
+    assert plain.features_of(hidden, "sum").flatten().tolist() == [41, 13, 15]
+    first, second = 1.5**0.5, 0.5**0.5
+    total = np.array([2 * second - first, -second, first - second])
+    expected = {
+        "embedding": [0, 0, 0],
+        "second-to-last": [-first, 0, first],
+        "last": [2 * second, -second, -second],
+        "sum": list(total / total.std()),
+    }
+    for how, values in expected.items():
+        found = normalised.features_of(hidden, how).flatten()
+        torch.testing.assert_close(found, torch.tensor(values, dtype=torch.float64), atol=1e-4, rtol=0)
+    documents = torch.randint(256, (2, 20))
+    assert not torch.allclose(read(plain, documents, []), read(normalised, documents, []))
+    torch.testing.assert_close(read(normalised, documents, []), read(normalised, documents, [7, 9]))
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "features", "width"),
     [

@@ -73,7 +73,7 @@ def _choose(model: LanguageModel, hidden: tuple[torch.Tensor, ...], layer: str) 
     if layer == "mix":
         if not isinstance(model, TaskModel) or model.mix is None:
             raise ConfigError("layer='mix' needs the weights of a run with finetune --set model.features=mix")
-        return model.mix(hidden)
+        return model.features_of(hidden, layer)
     try:
         number = int(layer)
     except ValueError:

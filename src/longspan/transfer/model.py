@@ -59,6 +59,9 @@ class TaskConfig:
     """The range of scores in training: the model predicts (score - low) / (high - low)."""
     pooling: Literal["last", "mean", "concat"] = "last"
     features: Features = "last"
+    normalised: bool = False
+    """Normalise the vector of every layer (Peters et al. 2018, section 3.2), and sums of them. The layers of a pre-norm
+    model need it, because their scale grows with depth, except for the last."""
     hidden: int = 0
     """Units of a hidden layer with batch norm in the classifier; 0 for none."""
     crf: int = 0
@@ -250,10 +253,20 @@ class TaskModel(LanguageModel):
         if valid is not None and not self.causal:
             starts = ~valid & torch.cat([torch.ones_like(valid[:, :1]), valid[:, :-1]], dim=1)  # padding begins
         hidden, after = self.base.encode(tokens, replace(state, caches=state.caches[:-1]), starts)
-        features = combine(hidden, self.config.features) if self.mix is None else self.mix(hidden)
+        features = self.features_of(hidden, self.config.features)
         valid = torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid
         pool = pool.add(features, valid, first=self.classify_at == "first")
         return hidden, features, replace(after, caches=(*after.caches, pool))
+
+    def features_of(self, hidden: Sequence[Float[Tensor, "B T _"]], how: str) -> Float[Tensor, "B T _"]:
+        """The features of every position; `mix` uses the weights that were learned."""
+        normalised = self.config.normalised
+        if normalised:
+            hidden = [F.layer_norm(h, h.shape[-1:]) for h in hidden]
+        if self.mix is not None and how == "mix":
+            return self.mix(hidden)
+        features = combine(hidden, how)
+        return F.layer_norm(features, features.shape[-1:]) if normalised else features
 
     def document_scores(self, state: State, rows: int = 1) -> Float[Tensor, "B C"]:
         """The scores of the labels of every document that was read; of an example, `rows` neighbouring documents."""

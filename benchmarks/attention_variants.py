@@ -77,6 +77,13 @@ VARIANTS: dict[str, Plan | None] = {  # plans of the backward pass; None compute
     "no-prefetch": Plan(prefetch=False),
     "two-stages": Plan(stages=2),
     "registers": Plan(registers=None),
+    # A launch per role, on several streams.
+    "lanes-2": Plan(lanes=2, keys=2048, limit=416 * MIB),
+    "lanes-3": Plan(lanes=3, keys=2048, limit=416 * MIB),
+    "lanes-2-208": Plan(lanes=2, keys=2048),
+    "lanes-2-1024": Plan(lanes=2, limit=416 * MIB),
+    "lanes-2-4096": Plan(lanes=2, keys=4096, limit=416 * MIB),
+    "lanes-2-by-distance": Plan(lanes=2, planes=3, keys=2048, limit=416 * MIB),
 }
 FORWARD = {  # launch options of the forward kernel
     "in-turn": fused.Launch(64, 4, 2, fused.HALF, 168),
@@ -260,7 +267,7 @@ def compile_all(shapes: list[str], variants: list[str]) -> dict[str, list[str]]:
     first: dict[Any, str] = {}
     for name in variants:
         plan = VARIANTS.get(name)
-        kinds[name] = dataclasses.replace(plan, limit=0, ahead=0, keys=0) if isinstance(plan, Plan) else name
+        kinds[name] = _smallest(plan) if isinstance(plan, Plan) else name
         first.setdefault(kinds[name], name)
 
     def works(job: str) -> bool:
@@ -275,6 +282,11 @@ def compile_all(shapes: list[str], variants: list[str]) -> dict[str, list[str]]:
     for job in (job for job in jobs if not working[job]):
         print(f"{job} failed and is left out", flush=True)
     return {shape: [name for name in variants if working[f"{shape}:{first[kinds[name]]}"]] for shape in shapes}
+
+
+def _smallest(plan: Plan) -> Plan:
+    """A plan with the same kernels."""
+    return dataclasses.replace(plan, limit=0, ahead=0, keys=0, lanes=min(plan.lanes, 1))
 
 
 def compile_one(shape: str, name: str) -> None:

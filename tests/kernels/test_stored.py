@@ -60,6 +60,14 @@ def test_cells_in_a_small_ring_equal_the_reference(planes: int) -> None:
 
 
 @interpreted
+@pytest.mark.parametrize(("planes", "lanes", "limit"), [(2, 2, 1), (3, 3, 1 << 20)])
+def test_launches_per_role_equal_the_reference(planes: int, lanes: int, limit: int) -> None:
+    """Rows and heads in several launches, parts of the keys one after another."""
+    tensors = draw(3, 1, 17, 9, 16, 7, "cpu", torch.float32)
+    assert_close_to_reference(Plan(planes=planes, keys=16, limit=limit, lanes=lanes), tensors, 2e-6, window=18)
+
+
+@interpreted
 def test_stored_weights_are_dropped_like_those_computed_again() -> None:
     tensors = draw(1, 1, 9, 20, 16, None, "cpu", torch.float32)
     with stored.using(Plan(planes=2, keys=32)):
@@ -167,10 +175,11 @@ def test_cells_cover_all_keys_within_the_limit(slots: int, L: int, K: int, limit
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("lanes", [0, 2])
 @pytest.mark.parametrize("planes", [2, 3])
 @pytest.mark.parametrize("D", [32, 41, 64, 80, 128])
-def test_all_head_widths_on_the_gpu(planes: int, D: int) -> None:
-    plan = Plan(planes=planes, keys=256, limit=4 << 20)
+def test_all_head_widths_on_the_gpu(planes: int, D: int, lanes: int) -> None:
+    plan = Plan(planes=planes, keys=256, limit=4 << 20, lanes=lanes)
     tensors = draw(3, 2, 130, 700, D, 300, "cuda", torch.bfloat16)
     assert_close_to_reference(plan, tensors, 1e-2)
     assert_close_to_reference(plan, tensors, 1e-2, window=500)
@@ -192,9 +201,40 @@ def test_many_more_cells_than_the_ring_on_the_gpu(planes: int, limit: int, ahead
 
 
 @pytest.mark.gpu
-def test_the_same_dropout_on_the_gpu() -> None:
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+def test_launches_in_a_graph(lanes: int) -> None:
+    """Replayed on other inputs: keys and values bit by bit as without a graph, and close to the kernels that store
+    nothing."""
+    tensors = draw(16, 8, 512, 2100, 64, None, "cuda", torch.bfloat16)
+    fixed = [tensor.clone() for tensor in tensors]
+    graph = torch.cuda.CUDAGraph()
+    with stored.using(Plan(keys=1024, limit=64 << 20, lanes=lanes)):
+        plain = gradients(fused.relative_attention, tensors)
+        torch.cuda.synchronize()
+        generator, grad = torch.Generator().manual_seed(5), torch.empty_like(tensors[0])
+        grad.copy_(torch.randn(grad.shape, generator=generator))
+        with torch.cuda.graph(graph):
+            leaves = [tensor.detach().requires_grad_() for tensor in fixed]
+            found = torch.autograd.grad(fused.relative_attention(*leaves), leaves, grad)
+    for _ in range(2):
+        for tensor in fixed:
+            tensor.zero_()
+        graph.replay()
+        for tensor, given in zip(fixed, tensors, strict=True):
+            tensor.copy_(given)
+        graph.replay()
+        for n in (0, 1, 2):
+            assert torch.equal(found[n], plain[n])
+    wanted = gradients(fused.relative_attention, tensors)
+    for got, want in zip(found, wanted, strict=True):
+        assert (got.float() - want.float()).norm() / want.float().norm() < 1e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lanes", [0, 2])
+def test_the_same_dropout_on_the_gpu(lanes: int) -> None:
     tensors = draw(2, 2, 200, 333, 64, None, "cuda", torch.bfloat16)
-    with stored.using(Plan(keys=256)):
+    with stored.using(Plan(keys=256, lanes=lanes)):
         found = gradients(fused.relative_attention, tensors, dropout=0.2, seed=3)
     wanted = gradients(fused.relative_attention, tensors, dropout=0.2, seed=3)
     for got, want in zip(found, wanted, strict=True):

@@ -1,10 +1,14 @@
-"""A backward pass that stores tiles of weights and of gradients of the scores, in one launch (stored_backward.py).
+"""A backward pass that stores tiles of weights and of gradients of the scores (stored_backward.py).
 
 By count it needs 8 products per tile instead of 12, and writes and reads 16 KB per tile of 64 by 64. The buffer is
 limited by `Plan.limit` bytes, whatever the lengths are (docs/speed.md). Documents need the kernels that compute the
 scores again.
+
+It is one launch, or with `Plan.lanes` a launch per role and part of the cells, on several streams: the programs of one
+part fill the multiprocessors that another leaves idle. In a CUDA graph these launches cost nothing.
 """
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +17,9 @@ from typing import Any
 import torch
 
 from longspan.shapes import Tensor
+
+BOTH, PRODUCER, READER = range(3)
+"""The roles of the programs of a launch."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,7 @@ class Plan:
     stages: int = 3  # of the loops that read; heads wider than 64 have at most two
     prefetch: bool = True  # into the L2 cache, all tiles of a reader
     registers: int | None = 168
+    lanes: int = 0  # streams with launches of their own; 0: one launch
 
     def backward(
         self, grad: Tensor, out: Tensor, lse: Tensor, query: Tensor, key: Tensor, value: Tensor, distance: Tensor,
@@ -41,9 +49,10 @@ class Plan:
         how = launch("query", query, K, plain=dropout == 0.0)
         T = how.T
         cells = cells_of(self, B * H, L, K, T, query.element_size())
+        u, w = u.contiguous(), w.contiguous()
         with_w, delta = query.new_empty(B, H, L, D), torch.empty_like(lse)
         prepare_kernel[(-(-L // 64), B * H)](
-            query, w.contiguous(), out, grad, with_w, delta,
+            query, w, out, grad, with_w, delta,
             *query.stride()[:3], *out.stride()[:3], *grad.stride()[:3], H, L, D=D, BD=BD, T=64,
         )  # fmt: skip
         stored = query.new_empty(cells.ring, cells.blocks, cells.columns, self.planes, T, T)
@@ -56,18 +65,29 @@ class Plan:
         registers: dict[str, Any] = {}
         if self.registers is not None and how.registers is not None:
             registers["maxnreg"] = self.registers
-        stored_kernel[(cells.programs(self.planes),)](
-            query, u.contiguous(), w.contiguous(), with_w, key, value, distance, grad, lse, delta, seed,
-            stored, partial, flags, grad_query, grad_key, grad_value, grad_distance, grad_biases, grad_u,
-            *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *distance.stride()[:2], *grad.stride()[:3],
-            *grad_query.stride()[:3], *grad_key.stride()[:3], *grad_value.stride()[:3],
-            H, L, K - L, C, window, D**-0.5, LOG2E * D**-0.5, dropout,
-            cells.slots, cells.count, cells.lag, cells.ring, cells.blocks, cells.tiles, cells.all_tiles,
-            D=D, BD=BD, T=T, WINDOW=window > 0, DROPOUT=dropout > 0.0, SLIDE=how.slide,
-            PRECISION="ieee" if query.dtype == torch.float32 else "tf32", PLANES=self.planes, SPLIT=cells.split,
-            STAGES=self.stages if D <= 64 else min(self.stages, 2), PREFETCH=self.prefetch,
-            num_warps=how.num_warps, num_stages=how.num_stages, **registers,
-        )  # fmt: skip
+
+        def launched(role: int, grid: tuple[int, ...], into: Tensor, first_cell: int = 0) -> None:
+            stored_kernel[grid](
+                query, u, w, with_w, key, value, distance, grad, lse, delta, seed,
+                into, partial, flags, grad_query, grad_key, grad_value, grad_distance, grad_biases, grad_u,
+                *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *distance.stride()[:2],
+                *grad.stride()[:3], *grad_query.stride()[:3], *grad_key.stride()[:3], *grad_value.stride()[:3],
+                H, L, K - L, C, window, D**-0.5, LOG2E * D**-0.5, dropout, cells.slots, cells.count, cells.lag,
+                cells.ring, cells.blocks, cells.tiles, cells.all_tiles, first_cell,
+                D=D, BD=BD, T=T, WINDOW=window > 0, DROPOUT=dropout > 0.0, SLIDE=how.slide,
+                PRECISION="ieee" if query.dtype == torch.float32 else "tf32", PLANES=self.planes, SPLIT=cells.split,
+                STAGES=self.stages if D <= 64 else min(self.stages, 2), PREFETCH=self.prefetch, ROLE=role,
+                num_warps=how.num_warps, num_stages=how.num_stages, **({} if role == READER else registers),
+            )  # fmt: skip
+
+        if not self.lanes:
+            launched(BOTH, (cells.programs(self.planes),), stored)
+        else:
+            for lane, first_slot, count, part in in_lanes(cells, self.lanes, query.device):
+                into, first_cell = stored[lane * cells.together :], part * cells.slots + first_slot
+                unseen = max(0, part * cells.tiles - (cells.all_tiles - cells.blocks))
+                launched(PRODUCER, (cells.blocks - unseen, count), into, first_cell)
+                launched(READER, (cells.readers(self.planes), count), into, first_cell)
         return grad_query, grad_key, grad_value, grad_distance, grad_biases, grad_u
 
 
@@ -118,6 +138,7 @@ class Cells:
     all_tiles: int  # of keys
     ring: int  # cells that are stored at a time
     lag: int  # cells whose producers start before the readers of the first of them
+    together: int  # slots of a launch, if there are several
 
     @property
     def split(self) -> bool:
@@ -132,9 +153,11 @@ class Cells:
         """Stored columns of tiles. The last is for the gradients by distance that a part leaves to the next one."""
         return self.tiles + self.split
 
+    def readers(self, planes: int) -> int:
+        return self.tiles + (self.tiles + self.blocks if planes == 3 else 0)
+
     def programs(self, planes: int) -> int:
-        readers = self.tiles + (self.tiles + self.blocks if planes == 3 else 0)
-        return self.count * (self.blocks + readers)
+        return self.count * (self.blocks + self.readers(planes))
 
 
 def cells_of(plan: Plan, slots: int, L: int, K: int, T: int, size: int) -> Cells:
@@ -146,8 +169,34 @@ def cells_of(plan: Plan, slots: int, L: int, K: int, T: int, size: int) -> Cells
     tiles = -(-all_tiles // chunks)
     chunks = -(-all_tiles // tiles)
     each = plan.planes * size * blocks * (tiles + (chunks > 1)) * T * T
-    ring = max(1, min(chunks * slots, plan.limit // each))
-    return Cells(slots, blocks, tiles, all_tiles, ring, min(-(-plan.ahead // blocks), ring * 3 // 4))
+    if not plan.lanes:
+        ring = max(1, min(chunks * slots, plan.limit // each))
+        return Cells(slots, blocks, tiles, all_tiles, ring, min(-(-plan.ahead // blocks), ring * 3 // 4), slots)
+    launches = -(-slots // max(1, plan.limit // (each * plan.lanes)))
+    together = -(-slots // (-(-launches // plan.lanes) * plan.lanes))  # as many launches on every lane
+    return Cells(slots, blocks, tiles, all_tiles, together * min(plan.lanes, slots), 0, together)
+
+
+def in_lanes(cells: Cells, lanes: int, device: torch.device) -> Iterator[tuple[int, int, int, int]]:
+    """Lane, first slot, number of slots and part of the keys of every pair of launches. The code between two of them
+    runs on the stream of the lane, and the current stream waits for all of them."""
+    streams: list[Any] = [None] * lanes
+    if device.type == "cuda":
+        streams = [torch.cuda.current_stream(device), *(_stream(device, number) for number in range(1, lanes))]
+        for other in streams[1:]:
+            other.wait_stream(streams[0])
+    for number, slot in enumerate(range(0, cells.slots, cells.together)):
+        lane = number % lanes
+        for part in range(cells.count // cells.slots):
+            with torch.cuda.stream(streams[lane]):
+                yield lane, slot, min(cells.together, cells.slots - slot), part
+    for other in streams[1:] if device.type == "cuda" else []:
+        streams[0].wait_stream(other)
+
+
+@functools.cache
+def _stream(device: torch.device, _: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def zeros(like: Tensor, shape: tuple[int, ...], flags: int) -> tuple[Tensor, Tensor]:

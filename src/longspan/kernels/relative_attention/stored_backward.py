@@ -1,4 +1,4 @@
-"""The backward pass with stored tiles, in one launch: some programs store tiles, others read them.
+"""The backward pass with stored tiles: some programs store tiles, others read them.
 
 A cell is a part of the keys of one row and head (a slot). Its P producers, one per block of queries, are the query
 kernel of fused_backward.py and also store weights and gradients of the scores, in bfloat16. Its readers then need two
@@ -6,10 +6,11 @@ products per tile instead of six, and no shift: the position scores are not comp
 gradients are also stored by distance, and more readers sum those of the position table, so that producers have no
 atomics.
 
-Programs take tickets, so they start in the order of the tickets, and a program waits only for smaller tickets: waits
-end. Cells are in the order (part of the keys, slot). The readers of a cell come LAG cells after its producers, so that
-they rarely wait and run beside producers of later cells. The tiles of R cells are stored at a time, in a ring: a
-producer waits until the cell that was stored in its place has been read.
+In one launch, programs take tickets, so they start in the order of the tickets, and a program waits only for smaller
+tickets: waits end. Cells are in the order (part of the keys, slot). The readers of a cell come LAG cells after its
+producers, so that they rarely wait and run beside producers of later cells. The tiles of R cells are stored at a time,
+in a ring: a producer waits until the cell that was stored in its place has been read. With a launch per role, the order
+of the launches replaces tickets and waits.
 
 Columns of tiles count from the first key minus `-M % T`, so that the diagonal is at the corner of a tile. If the keys
 are split, the gradient of the queries is summed in float32 from one part to the next.
@@ -20,6 +21,7 @@ are split, the gradient of the queries is summed in float32 from one part to the
 import triton
 import triton.language as tl
 
+from longspan.kernels.relative_attention import stored
 from longspan.kernels.relative_attention.fused_backward import bias_change, query_span
 from longspan.kernels.relative_attention.fused_forward import LENGTHS, load_distances, load_rows, reach
 from longspan.kernels.relative_attention.fused_slide import (
@@ -30,6 +32,8 @@ from longspan.kernels.relative_attention.fused_slide import (
 from longspan.kernels.relative_attention.stored_flags import count_one, take_ticket, wait_until
 from longspan.kernels.relative_attention.stored_tiles import column_at, load_sums, load_tile, prefetch, store_sums
 
+BOTH, PRODUCER, READER = tl.constexpr(stored.BOTH), tl.constexpr(stored.PRODUCER), tl.constexpr(stored.READER)
+
 
 @triton.jit
 def produce(
@@ -38,7 +42,7 @@ def produce(
     stride_il, stride_kl, stride_vl, stride_dc, stride_gl, stride_ql,
     bh, block, L, M, C, window, scale, score_scale, dropout, first_tile, end_tile, blocks, tiles,
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr,
-    SLIDE: tl.constexpr, PRECISION: tl.constexpr, PLANES: tl.constexpr, SPLIT: tl.constexpr,
+    SLIDE: tl.constexpr, PRECISION: tl.constexpr, PLANES: tl.constexpr, SPLIT: tl.constexpr, WAITS: tl.constexpr,
 ):  # fmt: skip
     """One block of queries and the tiles first_tile .. end_tile - 1: gradients of the queries and stored tiles."""
     i0 = block * T
@@ -78,7 +82,9 @@ def produce(
     sums = partial + (bh.to(tl.int64) * blocks + block) * (T * BD)
     if SPLIT:
         if first_tile > 0:
-            zero = wait_until(ready, wanted, tickets, grad_distance, SLIDE)
+            zero = 0
+            if WAITS:
+                zero = wait_until(ready, wanted, tickets, grad_distance, SLIDE)
             total = load_sums(sums + zero, total, T, BD, SLIDE)
     total, older, before, r = query_span(
         total, older, before, r, 0, farthest, tl.maximum(complete + 1, near), qu, qw, g, row_lse, row_delta, base,
@@ -200,7 +206,10 @@ def read_distances(
         tl.atomic_add(at, total, mask=(gap < M + L)[:, None] & (columns < D)[None, :], sem="relaxed")
 
 
-@triton.jit(do_not_specialize=[*LENGTHS, "slots", "cells", "lag", "ring", "blocks", "tiles", "all_tiles"])
+CELLS = ("slots", "cells", "lag", "ring", "blocks", "tiles", "all_tiles", "first_cell")
+
+
+@triton.jit(do_not_specialize=[*LENGTHS, *CELLS])
 def stored_kernel(
     query, u, w, with_w, key, value, distance, grad, lse, delta, seed_ptr,
     stored, partial, flags, grad_query, grad_key, grad_value, grad_distance, grad_biases, grad_u,
@@ -208,15 +217,25 @@ def stored_kernel(
     stride_dh, stride_dc, stride_gb, stride_gh, stride_gl, stride_qb, stride_qh, stride_ql,
     stride_xb, stride_xh, stride_xl, stride_yb, stride_yh, stride_yl,
     H, L, M, C, window, scale, score_scale, dropout, slots, cells, lag, ring, blocks, tiles, all_tiles,
+    first_cell,
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr,
     SLIDE: tl.constexpr, PRECISION: tl.constexpr, PLANES: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
-    PREFETCH: tl.constexpr,
+    PREFETCH: tl.constexpr, ROLE: tl.constexpr,
 ):  # fmt: skip
-    """One program of a cell. `flags` are the next ticket, and per cell how many producers and readers are done."""
+    """One program of a cell. `flags` are the next ticket, and per cell how many producers and readers are done. In a
+    launch of one role, axis 0 is the number of the producer or reader and axis 1 the cell."""
     readers = tiles
     if PLANES == 3:
         readers += tiles + blocks
-    cell, role = take_ticket(flags, cells, lag, blocks, readers)
+    if ROLE == BOTH:
+        cell, role = take_ticket(flags, cells, lag, blocks, readers)
+        place = cell % ring
+    else:
+        place = tl.program_id(1)
+        cell = first_cell + place
+        role = tl.program_id(0)
+        if ROLE == READER:
+            role += blocks
     ready, done = flags + 4, flags + 4 + cells
     bh = cell % slots
     b = (bh // H).to(tl.int64)
@@ -227,44 +246,50 @@ def stored_kernel(
     columns = tiles
     if SPLIT:
         columns += 1
-    stored += (cell % ring).to(tl.int64) * blocks * columns * (PLANES * T * T)
+    stored += place.to(tl.int64) * blocks * columns * (PLANES * T * T)
     query += b * stride_ib + h * stride_ih
     u += h * D
     w += h * D
     key += b * stride_kb + h * stride_kh
     grad += b * stride_gb + h * stride_gh
     of_head = grad_distance + h * C * D
-    if (role >= 0) & (role < blocks):
-        # The last block sees the most keys, so it starts first.
-        block = blocks - 1 - role
-        if (M + T - 1) // T + block >= first_tile:
-            if cell >= ring:
-                wait_until(done + cell - ring, readers, flags, grad_distance, SLIDE)
-            produce(
-                query, u, with_w, key, value + b * stride_vb + h * stride_vh, distance + h * stride_dh,
-                grad, lse, delta, seed_ptr, stored, partial, grad_query + b * stride_qb + h * stride_qh,
-                of_head, grad_biases, ready + cell - slots, blocks, flags,
-                stride_il, stride_kl, stride_vl, stride_dc, stride_gl, stride_ql,
-                bh, block, L, M, C, window, scale, score_scale, dropout, first_tile, end_tile, blocks, columns,
-                D, BD, T, WINDOW, DROPOUT, SLIDE, PRECISION, PLANES, SPLIT,
-            )  # fmt: skip
-        count_one(ready + cell)
-    elif role >= blocks:
-        place = role - blocks
-        wait_until(ready + cell, blocks, flags, grad_distance, SLIDE)
-        if place < tiles:
-            if first_tile + place < end_tile:
-                read_keys(
-                    stored, u, w, with_w, grad, key, grad_key + b * stride_xb + h * stride_xh,
-                    grad_value + b * stride_yb + h * stride_yh, grad_u, stride_gl, stride_kl, stride_xl, stride_yl,
-                    bh, first_tile + place, L, M, window, first_tile, blocks, columns, all_tiles,
-                    D, BD, T, WINDOW, SLIDE, PRECISION, PLANES, STAGES, PREFETCH,
+    if ROLE != READER:
+        if (role >= 0) & (role < blocks):
+            # The last block sees the most keys, so it starts first.
+            block = blocks - 1 - role
+            if (M + T - 1) // T + block >= first_tile:
+                if ROLE == BOTH:
+                    if cell >= ring:
+                        wait_until(done + cell - ring, readers, flags, grad_distance, SLIDE)
+                produce(
+                    query, u, with_w, key, value + b * stride_vb + h * stride_vh, distance + h * stride_dh,
+                    grad, lse, delta, seed_ptr, stored, partial, grad_query + b * stride_qb + h * stride_qh,
+                    of_head, grad_biases, ready + cell - slots, blocks, flags,
+                    stride_il, stride_kl, stride_vl, stride_dc, stride_gl, stride_ql,
+                    bh, block, L, M, C, window, scale, score_scale, dropout, first_tile, end_tile, blocks, columns,
+                    D, BD, T, WINDOW, DROPOUT, SLIDE, PRECISION, PLANES, SPLIT, ROLE == BOTH,
                 )  # fmt: skip
-        elif PLANES == 3:
-            n = (M + T - 1) // T + blocks - 1 - first_tile - (place - tiles)
-            read_distances(
-                stored, with_w, of_head, bh, n, L, M, C, window, first_tile,
-                tl.where(end_tile < all_tiles, end_tile + 1, end_tile), blocks, columns,
-                D, BD, T, WINDOW, SLIDE, PRECISION, STAGES, PREFETCH,
-            )  # fmt: skip
-        count_one(done + cell)
+            if ROLE == BOTH:
+                count_one(ready + cell)
+    if ROLE != PRODUCER:
+        if role >= blocks:
+            reader = role - blocks
+            if ROLE == BOTH:
+                wait_until(ready + cell, blocks, flags, grad_distance, SLIDE)
+            if reader < tiles:
+                if first_tile + reader < end_tile:
+                    read_keys(
+                        stored, u, w, with_w, grad, key, grad_key + b * stride_xb + h * stride_xh,
+                        grad_value + b * stride_yb + h * stride_yh, grad_u, stride_gl, stride_kl, stride_xl, stride_yl,
+                        bh, first_tile + reader, L, M, window, first_tile, blocks, columns, all_tiles,
+                        D, BD, T, WINDOW, SLIDE, PRECISION, PLANES, STAGES, PREFETCH,
+                    )  # fmt: skip
+            elif PLANES == 3:
+                n = (M + T - 1) // T + blocks - 1 - first_tile - (reader - tiles)
+                read_distances(
+                    stored, with_w, of_head, bh, n, L, M, C, window, first_tile,
+                    tl.where(end_tile < all_tiles, end_tile + 1, end_tile), blocks, columns,
+                    D, BD, T, WINDOW, SLIDE, PRECISION, STAGES, PREFETCH,
+                )  # fmt: skip
+            if ROLE == BOTH:
+                count_one(done + cell)

@@ -366,6 +366,7 @@ COMPILED_FORMS: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.mark.slow
 def test_a_step_is_compiled_once() -> None:
     """There are no graph breaks and no recompilation once the memory is full, not even for short last segments.
 

@@ -2,7 +2,8 @@
 
 A server is forked when the tests start, from the process that has imported torch and has not computed yet: a later fork
 may wait forever for threads that it does not have. The programs are clients: they pass their arguments, folder,
-environment and standard streams to the server, which forks one process for each command.
+environment and standard streams to the server, which forks one process for each command. It gets the client's SIGINT
+and SIGTERM, ends with the client, and its exit code or signal is that of the client.
 """
 
 import atexit
@@ -18,10 +19,11 @@ import tempfile
 import threading
 import traceback
 from pathlib import Path
+from typing import NoReturn
 
 CLIENT = """\
 #!{python} -ISs
-import array, json, os, socket, sys
+import array, json, os, signal, socket, sys
 words = {words} + sys.argv[1:]
 message = json.dumps([words, {first!r}, os.getcwd(), dict(os.environ)]).encode()
 with socket.socket(socket.AF_UNIX) as server:
@@ -29,18 +31,27 @@ with socket.socket(socket.AF_UNIX) as server:
     streams = array.array("i", [0, 1, 2])
     server.sendmsg([len(message).to_bytes(8, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
     server.sendall(message)
-    code = server.recv(1)
-sys.exit(code[0] if code else 70)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: server.send(bytes([number])))
+    code = int.from_bytes(server.recv(2) or bytes([70, 0]), "little", signed=True)
+if code < 0:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+sys.exit(code)
 """
 
 
 _folder = Path(tempfile.gettempdir()) / f"longspan-tests-{os.getpid()}"
+PYTHON = _folder / "python"
+"""Runs `-c CODE` as `python` does."""
 
 
 def start() -> None:
     """Start the server. It ends with this process."""
     _folder.mkdir()
     atexit.register(_stop, os.getpid())
+    install(_folder)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(_folder / "server"))
         listener.listen()
@@ -80,33 +91,58 @@ def _serve(listener: socket.socket) -> None:
     while True:
         if os.fork() == 0:
             listener.close()
-            code = 1
             try:
-                code = _run(client)
-            except BaseException:
-                traceback.print_exc()
+                _answer(client)
             finally:
-                for stream in (sys.stdout, sys.stderr):
-                    with contextlib.suppress(OSError, ValueError):
-                        stream.flush()
-                client.send(bytes([code]))
-                os._exit(code)
+                os._exit(70)
         client.close()
         client, _ = listener.accept()
 
 
-def _run(client: socket.socket) -> int:
-    """Become the process that the client asks for."""
+def _answer(client: socket.socket) -> NoReturn:
+    """Start the process that the client asks for, pass on its signals, and send its exit code."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     size, streams, *_ = socket.recv_fds(client, 8, 3)
-    for number, descriptor in enumerate(streams):
-        os.dup2(descriptor, number)
-        os.close(descriptor)
     with client.makefile("rb", buffering=0) as file:
         content = b""
         while len(content) < int.from_bytes(size, "big"):
             content += file.read(1 << 16)
-    words, first, where, environment = json.loads(content)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    process = os.fork()
+    if process == 0:
+        client.close()
+        code = 1
+        try:
+            code = _run(streams, *json.loads(content))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError):
+                    stream.flush()
+            os._exit(code)
+    for descriptor in streams:
+        os.close(descriptor)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ended = threading.Event()
+
+    def pass_signals() -> None:
+        while not ended.is_set():
+            number = client.recv(1)
+            if not ended.is_set():
+                os.kill(process, number[0] if number else signal.SIGKILL)
+
+    threading.Thread(target=pass_signals, daemon=True).start()
+    code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    ended.set()
+    client.send(code.to_bytes(2, "little", signed=True))
+    os._exit(0)
+
+
+def _run(streams: list[int], words: list[str], first: str, where: str, environment: dict[str, str]) -> int:
+    """Become the process that the client asks for."""
+    for number, descriptor in enumerate(streams):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
     os.chdir(where)
     os.environ.clear()

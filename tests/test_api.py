@@ -25,6 +25,7 @@ from longspan.reading import ContextSettings, ReadingSettings
 from longspan.text_model import GenerationOptions, TextModel
 from longspan.tokenizers import ByteTokenizer
 from longspan.training.loop import Trainer
+from tests.programs import PYTHON
 
 FUNCTIONS = ["build", "generate", "import_model", "init", "load", "open_decoder", "score", "train"]
 SMALL: dict[str, Any] = {"layers": 1, "width": 16, "heads": 2}
@@ -345,7 +346,7 @@ print(len(model.generate("a", numpy.int64(2), seed=numpy.int64(3), temperature=0
 
 def test_arguments_of_the_wrong_type_are_our_errors() -> None:
     """In a process of its own: here the type checker of the tests would refuse them first."""
-    found = subprocess.run([sys.executable, "-c", WRONG], check=True, capture_output=True, text=True)
+    found = subprocess.run([PYTHON, "-c", WRONG], check=True, capture_output=True, text=True)
     assert found.stdout.splitlines() == ["int float", "2"]
 
 

@@ -33,6 +33,7 @@ def test_a_group_of_models(cli: Cli, model: Path, vanilla: Path, text: Path) -> 
     assert found == cli("recl", vanilla, model, "--data", text, "--r", "0.1,1.0", "--json", *FAST).json
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_default_output_is_a_table_and_figures(cli: Cli, model: Path, text: Path) -> None:
     result = cli("recl", model, "--data", text, "--out", "figures", *FAST)
     assert result.code == 0

@@ -5,11 +5,12 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from tests.programs import PYTHON
 
 from .conftest import Cli
 
@@ -150,7 +151,7 @@ def test_dry_run_prints_the_cost_and_writes_nothing(cli: Cli, novel: Path) -> No
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_process_prints_how_to_continue(number: signal.Signals, code: int, cli: Cli, novel: Path) -> None:
-    command = [sys.executable, "-c", "from longspan.cli.main import main; main()", "train", "--recipe", "tiny"]
+    command = [PYTHON, "-c", "from longspan.cli.main import main; main()", "train", "--recipe", "tiny"]
     command += ["--data", str(novel), "--out", "run", *sets(*SMALL, "training.steps=100000")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ)
     deadline = time.monotonic() + 60

@@ -1,9 +1,10 @@
 """Functions that are hidden from torch.compile are in no graph, and the results are the same."""
 
 import subprocess
-import sys
 
 import pytest
+
+from tests.programs import PYTHON
 
 COMPILED = """
 import sys
@@ -36,4 +37,4 @@ assert not any(hidden in name for name in called), called
 )
 def test_untraced_functions_are_in_no_graph(family: str, hidden: str, values: dict[str, int]) -> None:
     """In a separate process, because torch.compile cannot trace the shape checks of these tests."""
-    subprocess.run([sys.executable, "-c", COMPILED, family, hidden, repr(values)], check=True)
+    subprocess.run([PYTHON, "-c", COMPILED, family, hidden, repr(values)], check=True)

@@ -63,6 +63,7 @@ def test_a_lag_within_the_memory_is_learned_and_one_beyond_the_window_is_not() -
     assert ecl(table)["xl"].tokens == D
 
 
+@pytest.mark.torture
 def test_copying_is_learned_across_segments() -> None:
     source = Copy(6, symbols=8)
     xl = trained("transformer-xl", source, 900, 5e-3, layers=2, memory=16)

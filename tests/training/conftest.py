@@ -2,7 +2,6 @@
 
 import hashlib
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from longspan.training.observers.checkpoints import Checkpoints
 from longspan.training.observers.metrics import Metrics, read_lines
 from longspan.training.processes import ALONE, Processes
 from longspan.training.recipe import Recipe, build_recipe
+from tests.programs import PYTHON
 
 Make = Callable[..., Recipe]
 ALPHABET = np.frombuffer(b"the quick brown fox jumps over a lazy dog.\n", np.uint8)
@@ -82,10 +82,9 @@ def train(
 
 
 def run_in_process(function: Callable[..., None], *arguments: Any, timeout: float | None = 300) -> int:
-    """The exit code of a new process that calls a function of a test module. A fork of a process that has computed may
-    deadlock, waiting for threads that a fork does not have."""
+    """The exit code of a new process that calls a function of a test module. It has imported torch but not computed."""
     call = f"import torch; torch.set_num_threads(1); import {function.__module__} as m; m.{function.__name__}"
-    command = [sys.executable, "-c", f"{call}(*{arguments!r})"]
+    command = [PYTHON, "-c", f"{call}(*{arguments!r})"]
     return subprocess.run(command, cwd=Path(__file__).parents[2], timeout=timeout, check=False).returncode
 
 

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +28,7 @@ from longspan.training.preflight import preflight
 from longspan.training.recipe import build_recipe
 from longspan.training.resume import find_start
 from longspan.training.step import StepInputs
+from tests.programs import PYTHON
 from tests.training.conftest import losses, make_recipe, make_text, run_in_process, train
 
 CPU = torch.device("cpu")
@@ -383,13 +383,14 @@ COMPILED_FORMS: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.mark.slow
 def test_a_step_is_compiled_once() -> None:
     """There are no graph breaks and no recompilation once the memory is full, not even for short last segments.
 
     It runs in another process, because torch.compile cannot trace the shape checks of these tests.
     """
     done = subprocess.run(
-        [sys.executable, "-c", COMPILED, repr(COMPILED_FORMS)], capture_output=True, text=True, cwd=REPOSITORY
+        [PYTHON, "-c", COMPILED, repr(COMPILED_FORMS)], capture_output=True, text=True, cwd=REPOSITORY
     )
     assert done.returncode == 0, done.stderr[-2000:]
 

@@ -160,7 +160,9 @@ def describe_model(path: Path) -> Entry | None:
         last = json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])
         facts |= {key: last[key] for key in ("step", "tokens", "seconds", "bits", "tokens_per_second") if key in last}
         recipe = load_recipe(path / "recipe.toml")
-        facts |= {"corpus": Path(recipe.data.corpus).name, "reverse": recipe.data.reverse}
+        facts |= {"corpus": Path(recipe.data.corpus).name, "reverse": recipe.data.reverse, "seed": recipe.training.seed}
+        process = json.loads((path / "run.json").read_text())["processes"][-1]
+        facts |= {"device": process["device"], "commit": process["commit"]}
         facts |= {"from": Path(recipe.training.init_from).name} if recipe.training.init_from else {}
     return facts
 

@@ -28,7 +28,7 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "benchmarks"
 @pytest.fixture(scope="module")
 def scripts() -> SimpleNamespace:
     sys.path.insert(0, str(SCRIPTS))
-    names = ("transfer", "transfer_results", "transfer_systems", "transfer_tables")
+    names = ("transfer", "transfer_results", "transfer_systems", "transfer_tables", "transfer_cards")
     found = SimpleNamespace(**{name.removeprefix("transfer_"): importlib.import_module(name) for name in names})
     sys.path.remove(str(SCRIPTS))
     return found
@@ -321,3 +321,16 @@ def test_tables_of_several_machines(
     again = capsys.readouterr().out
     assert "92.00 ± 2.00" in again
     assert again.count("longspan bert`") == 2
+
+
+def test_cards_are_those_of_the_results(scripts: SimpleNamespace, tmp_path: Path) -> None:
+    """Every card in docs is what the program writes from the committed results."""
+    results = sorted((SCRIPTS / "results").glob("*-transfer-*.json"))
+    files = [path for path in results if "version" in json.loads(path.read_text())]
+    scripts.cards.main([*map(str, files), "--out", str(tmp_path)])
+    folder = SCRIPTS.parent / "docs" / "cards" / "transfer"
+    written, committed = ({path.name: path.read_text() for path in at.glob("*.md")} for at in (tmp_path, folder))
+    assert written == committed
+    card = written["bert.md"]
+    assert "24,548,610 parameters" in card
+    assert "| imdb | bert | accuracy | 90.27 ± 0.16 | 90.66 ± 0.34 | 3 |" in card  # by hand, from three accuracies

@@ -24,7 +24,7 @@ PRE_TRAINING = {
     "awd-lstm-backward": FROM_WIKIPEDIA.format(recipe="transfer-awd-lstm") + BACKWARD,
     "ulmfit": FROM_REVIEWS.format(start="awd-lstm"),
     "ulmfit-backward": FROM_REVIEWS.format(start="awd-lstm-backward") + BACKWARD,
-    "ulmfit-no-wikipedia": "longspan train --recipe transfer-awd-lstm --set training.seconds=240 "
+    "ulmfit-no-wikipedia": "longspan train --recipe transfer-awd-lstm --set training.seconds=360 "
     "--data imdb_unsup.jsonl --set data.tokenizer=TOKENIZER",
 }
 

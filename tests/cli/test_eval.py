@@ -372,3 +372,10 @@ def test_the_static_score_has_its_own_reading(
     moving = cli("eval", model, "--data", text, "--dynamic", "--dynamic-rate", 1e-9, "--json").json
     assert moving["static_bits_per_byte"] == pytest.approx(warm["bits_per_byte"], abs=1e-5)
     assert abs(moving["bits_per_byte"] - warm["bits_per_byte"]) > 1e-4
+
+
+def test_a_model_that_does_not_predict_the_next_token_is_refused(cli: Cli, text: Path) -> None:
+    sets = ("--set", "model.layers=1", "--set", "model.width=16", "--set", "model.heads=2")
+    made = cli("init", "--family", "bert", *sets, "b")
+    assert made.code == 0, made.err
+    cli("eval", "b", "--data", text).refused("next token", "finetune")

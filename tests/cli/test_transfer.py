@@ -36,6 +36,9 @@ def test_finetune_predict_and_embed(cli: Cli, model: Path, tmp_path: Path, monke
     assert abs(sum(found[0]["probabilities"].values()) - 1) < 1e-6
     assert len(cli("predict", "run", "--data", "moods/test.jsonl").out.splitlines()) == 4
     assert "capturing" not in done.err
+    card = Path("run/best/README.md").read_text()
+    assert "longspan predict" in card
+    assert "longspan eval" not in card
     for rows in ('{"text": "a fine film", "label": [1, 2]}\n', "text,more\na fine film,x\n"):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(rows.encode())))
         again = json.loads(cli("predict", "run", "--data", "-").out)

@@ -237,6 +237,17 @@ def test_texts_are_embedded_with_the_features_of_the_task() -> None:
     np.testing.assert_allclose(embed(plain_model, ["some text"], "1")[0], windows.mean(0), rtol=0, atol=1e-6)
 
 
+def test_embedded_features_are_normalised_as_in_training() -> None:
+    model = make("transformer-xl", features="sum", normalised=True)
+    text_model = TextModel(model, ByteTokenizer())
+    layers = [embed(text_model, ["some"], str(k), "none")[0] for k in range(3)]
+    wanted = [(h - h.mean(-1, keepdims=True)) / h.std(-1, keepdims=True) for h in layers]
+    total = wanted[1] + wanted[2]
+    total /= total.std(-1, keepdims=True)
+    for how, expected in {"embedding": wanted[0], "last": wanted[2], "sum": total}.items():
+        np.testing.assert_allclose(embed(text_model, ["some"], how, "none")[0], expected, rtol=0, atol=1e-3)
+
+
 def test_features_of_layers_of_different_widths() -> None:
     base = build("awd-lstm", {"vocabulary": 256, "layers": 3, "width": 16, "inner": 24, "segment": 8})
     model = TextModel(base.eval(), ByteTokenizer())

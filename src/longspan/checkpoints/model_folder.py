@@ -291,6 +291,15 @@ def notes_of(card: str) -> list[str]:
     return [line.removeprefix("- ") for line in section.splitlines() if line.startswith("- ")]
 
 
+def _commands(model: LanguageModel, family: str) -> list[str]:
+    """What the model can be used for."""
+    if family == "task":
+        return ["predict MODEL --data FILE", "embed MODEL --data FILE --out features.npy"]
+    if not model.predicts_next:
+        return ["finetune MODEL --task FOLDER --out RUN", "embed MODEL --data FILE --out features.npy"]
+    return ["eval MODEL --data FILE", 'generate MODEL -p "Once" -n 200']
+
+
 def _card(
     model: LanguageModel, described: Mapping[str, Any], tokenizer: Tokenizer, notes: Iterable[str], opening: str
 ) -> str:
@@ -308,8 +317,7 @@ def _card(
         "## How to use it",
         "",
         "    longspan info MODEL",
-        "    longspan eval MODEL --data FILE",
-        '    longspan generate MODEL -p "Once" -n 200',
+        *(f"    longspan {words}" for words in _commands(model, described["family"])),
         "",
         "MODEL is this folder. On every load, all files except this one are checked against the SHA-256 in",
         "manifest.json. You can edit this file.",

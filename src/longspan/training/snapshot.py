@@ -69,10 +69,10 @@ def notes(trainer: Trainer) -> list[str]:
     test = recipe.data.test
     flags = ["--data", shlex.quote(test or recipe.data.corpus), *([] if test else ["--split test"])]
     text = f"{trainer.tokens:,} tokens of {trainer.streams.name} (fingerprint {trainer.streams.fingerprint[:16]})"
-    return [
-        f"Recipe {recipe.name}, seed {recipe.training.seed}, {trainer.step:,} steps, {text}.",
-        f"Score it with: longspan eval MODEL {' '.join(flags)}",
-    ]
+    found = [f"Recipe {recipe.name}, seed {recipe.training.seed}, {trainer.step:,} steps, {text}."]
+    if recipe.family != "task" and trainer.model.predicts_next:
+        found.append(f"Score it with: longspan eval MODEL {' '.join(flags)}")
+    return found
 
 
 def facts_of(trainer: Trainer) -> dict[str, Any]:

@@ -28,9 +28,10 @@ def embed(
     """A vector per text, or with pooling "none" an array [tokens, width] per text.
 
     `layer` is a number (0: the embedding, -1: the last layer), or one of `transfer.features`: last, second-to-last,
-    sum, sum-last-four, concat-last-four, or mix with the weights that a fine-tuned model has learned. A text of any
-    length is read through the model's memory, or in windows. Bidirectional models read it between their special tokens,
-    such as [CLS] and [SEP], whose own features are left out.
+    sum, sum-last-four, concat-last-four, or mix with the weights that a fine-tuned model has learned. Features with a
+    name are normalised if the model was trained with model.normalised=true; a number gives a layer as it is. A text of
+    any length is read through the model's memory, or in windows. Bidirectional models read it between their special
+    tokens, such as [CLS] and [SEP], whose own features are left out.
     """
     if pooling not in ("last", "mean", "concat", "none"):
         raise ConfigError(f"pooling={pooling!r:.40} must be last, mean, concat or none")
@@ -77,7 +78,7 @@ def _choose(model: LanguageModel, hidden: tuple[torch.Tensor, ...], layer: str) 
     try:
         number = int(layer)
     except ValueError:
-        return combine(hidden, layer)
+        return model.features_of(hidden, layer) if isinstance(model, TaskModel) else combine(hidden, layer)
     if not -len(hidden) <= number < len(hidden):
         raise ConfigError(f"layer={layer} does not exist; this model has layers 0 (the embedding) to {len(hidden) - 1}")
     return hidden[number]

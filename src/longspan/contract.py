@@ -165,6 +165,14 @@ class LanguageModel(nn.Module, ABC):
                     f"family are {used})"
                 )
 
+    def require_next_token(self) -> None:
+        """Raise a ConfigError if the family does not predict the next token."""
+        if not self.predicts_next:
+            raise ConfigError(
+                "this model does not predict the next token, so it cannot score or generate text; use it with longspan "
+                "finetune or embed"
+            )
+
     def spell(self, tokens: Sequence[bytes]) -> None:
         """Tell a `spelled` model the bytes of every token."""
 

@@ -173,6 +173,7 @@ class TextModel:
         if not isinstance(text, str | bytes):
             each = _texts(text)
             return [self.score(one, method=method, streams=streams, dynamics=dynamics, **settings) for one in each]
+        self.model.require_next_token()
         ids, reading = self.tokenizer.encode(text), self.reading_with(**settings)
         found = score(self.model, ids, reading, method=method, streams=streams, dynamics=dynamics, losses=True)
         data = to_bytes(text)
@@ -233,6 +234,7 @@ class TextModel:
 
         Default of `seed`: 0, or the random generator of the saved state.
         """
+        self.model.require_next_token()
         reading = self.reading_with(**settings)
         first = 0 if seed is None else convert(int, seed, "seed")
         session = Session(self.model, seed=first % 2**63, known=self.tokenizer.size, reading=reading, int8=self.int8)

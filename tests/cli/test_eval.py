@@ -379,3 +379,6 @@ def test_a_model_that_does_not_predict_the_next_token_is_refused(cli: Cli, text:
     made = cli("init", "--family", "bert", *sets, "b")
     assert made.code == 0, made.err
     cli("eval", "b", "--data", text).refused("next token", "finetune")
+    cli("score", text, "--model", "b").refused("next token", "finetune")
+    cli("generate", "b", "-p", "abc", "-n", 3).refused("next token", "finetune")
+    cli("recl", "b", "--data", text, "--contexts", "1,2", "--targets", 2).refused("next token", "finetune")

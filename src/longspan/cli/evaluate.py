@@ -106,10 +106,7 @@ def evaluate(
     found = find_model(model_path(model))
     loaded = open_model(found, overrides=settings, device=where.device, dtype=weights)
     net, reading = loaded.model, loaded.model.reading
-    if not net.predicts_next:
-        raise ConfigError(
-            f"{found.path} does not predict the next token, so a text has no loss; use longspan finetune or embed"
-        )
+    net.require_next_token()
     natural = default_method(net, reading)
     method = natural if sliding is None else "sliding" if sliding else "stream"
     if method == "sliding" and streams != 1 and dynamics is None:

@@ -75,6 +75,7 @@ def score(
     context = given_settings(segment=segment, memory=memory, clamp=clamp, discount=discount)
     settings = context | given_settings(same_length=same_length, pointer=pointer, temperature=temp)
     loaded = load(model, device=where.device, dtype=where.dtype, **settings)
+    loaded.model.require_next_token()
     note_bundled(model)
     with _opened(out, paths) as file, progress("scoring", in_bytes=True) as bar:
         table = table_writer(kind, file)

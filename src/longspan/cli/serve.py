@@ -103,6 +103,7 @@ def _load(models: list[Path], device: str, dtype: str) -> "dict[str, TextModel]"
         if name in texts:
             raise ConfigError(f"two models are called {name!r}; rename the folder {path}")
         texts[name] = load(path, device=device, dtype=dtype)
+        texts[name].model.require_next_token()
     return texts
 
 

@@ -41,6 +41,8 @@ def measure_folders(
     """The losses of the models in these folders on one text. Cached losses are reused."""
     names = unique_names(paths)
     loaded = [load_model(path, device=device, dtype=dtype) for path in paths]
+    for one in loaded:
+        one.model.require_next_token()
     for name, other in zip(names, loaded, strict=True):
         check_window(other.model, contexts[-1], name)
         if other.tokenizer.fingerprint != loaded[0].tokenizer.fingerprint:

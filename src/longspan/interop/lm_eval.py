@@ -42,6 +42,7 @@ class LongspanLM(TemplateLM):  # type: ignore[misc]
 
     def __init__(self, model: TextModel, *, batch_size: int = 8) -> None:
         super().__init__()
+        model.model.require_next_token()
         self.model, self.batch_size = model, batch_size
 
     @property

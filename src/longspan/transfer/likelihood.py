@@ -46,7 +46,7 @@ def likelihoods(model: TextModel, pairs: Sequence[tuple[str, str]], reading: Rea
     A model without memory reads the last tokens that fit into a segment.
     """
     language_model, reading = model.model, reading or model.reading
-    _require_likelihoods(language_model)
+    language_model.require_next_token()
     texts = [to_bytes(text) for pair in pairs for text in pair]
     encoded = encode_texts(model.tokenizer, texts)
     first = model.first_token().astype(np.int64)
@@ -62,13 +62,6 @@ def likelihoods(model: TextModel, pairs: Sequence[tuple[str, str]], reading: Rea
         scored = _score(language_model, [rows[k] for k in chosen], [sizes[k] for k in chosen], reading)
         found |= dict(zip(chosen, scored, strict=True))
     return [found[k] for k in range(len(rows))]
-
-
-def _require_likelihoods(model: LanguageModel) -> None:
-    if not model.predicts_next:
-        raise ConfigError(
-            "likelihoods need a model that predicts the next token, which this family does not; use another model"
-        )
 
 
 def _score(model: LanguageModel, rows: list[Ids], sizes: list[int], reading: Reading) -> list[Likelihood]:
@@ -153,7 +146,7 @@ def wikitext2(
     A family without memory reads windows of a segment, and `stride` tokens of each are scored. Default: half of them.
     """
     reading = reading or model.reading
-    _require_likelihoods(model.model)
+    model.model.require_next_token()
     step = find_stride(model.model, reading, stride)
     texts, first = [to_bytes(row["text"]) for row in rows], model.first_token()
     encoded = encode_texts(model.tokenizer, texts)

@@ -23,7 +23,7 @@ from tests.support import build
 
 pytest.importorskip("transformers")
 
-from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 import longspan.hf as hf
@@ -193,6 +193,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[TextModel, Path]
 
 
 def test_an_exported_folder_works_in_a_pipeline(exported: tuple[TextModel, Path]) -> None:
+    from transformers import pipeline  # importing it takes seconds, in every worker
+
     ours, folder = exported
     generate = pipeline("text-generation", model=str(folder))
     prompt = "Über den Bergen"

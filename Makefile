@@ -34,7 +34,7 @@ parity: .venv-parity/.ready     ## compares tests/parity with fixtures made agai
 
 torture: $(VENV)/.ready         ## the reliability tests at full size; SEED=7 kills at other times
 	LONGSPAN_TORTURE=1 LONGSPAN_SEED=$(SEED) $(BIN)/pytest -n 2 -m "not gpu" tests/checkpoints tests/data tests/tokenizers tests/training \
-	    tests/cli tests/contract tests/scoring tests/decoding tests/interop tests/serving tests/kernels tests/bundled
+	    tests/cli tests/contract tests/scoring tests/decoding tests/interop tests/serving tests/kernels tests/bundled tests/experiments
 
 gpu:                            ## the tests that need CUDA, in the current environment
 	$(PYTHON) -m pytest -m gpu

@@ -108,7 +108,7 @@ def test_commands_run_once_and_a_failed_one_ends_its_run(tmp_path: Path, plan: P
     assert (runs / "logs" / "first-2b.log").read_text().startswith("longspan ")
 
 
-@pytest.mark.parametrize("how", ["limit", "signal"])
+@pytest.mark.parametrize("how", ["limit", pytest.param("signal", marks=pytest.mark.torture)])
 def test_a_command_that_is_cut_off_can_save_and_runs_again(tmp_path: Path, how: str, plan: Program) -> None:
     runs = tmp_path / "runs"
     saving = f"trap 'echo saved >> {runs}/saved.txt; exit 1' TERM; touch {runs}/started; sleep 60 & wait"

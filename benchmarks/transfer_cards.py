@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from transfer_results import Entry
-from transfer_systems import SYSTEMS, ZERO_SHOT
-from transfer_tables import Table, markdown, merge, number, shown
+from transfer_systems import MUST, OTHER, SYSTEMS, ZERO_SHOT, Row
+from transfer_tables import Table, commands, markdown, merge, number, shown
 
 from longspan.checkpoints.store import write_file
 
@@ -31,8 +31,8 @@ PRE_TRAINING = {
 
 def models_of(system: str, found: Entry) -> list[str]:
     """The pre-trained models that the rows of a system use."""
-    used = {own.model for own in SYSTEMS.values() if own.of == system}
-    used |= {model.replace("ulmfit", "awd-lstm") for model in used if model in ("ulmfit", "ulmfit-backward")}
+    rows = [Row(name, task) for name, one in SYSTEMS.items() if one.of == system for task in (*MUST, *OTHER)]
+    used = {model for row in rows for model in (row.system.model, row.system.language_model)}
     return sorted(used & set(found["models"]))
 
 
@@ -69,9 +69,8 @@ def fine_tuning(rows: Sequence[tuple[str, str]], table: Table) -> str:
     lines = []
     for row, task in rows:
         entries = table.entries(row, task)
-        cut = any(e.get("steps", 0) < e.get("planned_steps", 0) for e in entries)
-        cells = [shown(values) if (values := table.values(row, task, split)) else "-" for split in ("dev", "test")]
-        lines.append([task, row + "*" * cut, entries[0]["metric"], *cells, str(len(entries))])
+        cells = [shown(table.values(row, task, split)) for split in ("dev", "test")]
+        lines.append([task, row + table.star(row, task), entries[0]["metric"], *cells, str(len(entries))])
     return markdown(["task", "row", "metric", "dev", "test", "seeds"], lines)
 
 
@@ -94,14 +93,6 @@ def without_training(system: str, table: Table) -> str:
     return markdown(["score", *known], lines)
 
 
-def commands(system: str, rows: Sequence[tuple[str, str]], table: Table) -> str:
-    """One per row and task, of the first seed."""
-    lines = [[task, row, f"`{table.entries(row, task)[0]['command']}`"] for row, task in rows]
-    for entry in table.entries(system, ZERO_SHOT):
-        lines.append(["-", system + ", pointer off" * (not entry.get("pointer", True)), f"`{entry['command']}`"])
-    return markdown(["task", "row", "command"], lines)
-
-
 def card(system: str, table: Table) -> str:
     rows, language_model = rows_of(system, table), without_training(system, table)
     parts = [f"# {system}", *pre_training(system, table.found)]
@@ -109,12 +100,13 @@ def card(system: str, table: Table) -> str:
     if rows:
         parts += ["## Fine-tuning", "Mean and standard deviation over seeds. Test was scored once, after training."]
         parts.append(fine_tuning(rows, table))
-        starred = any("*" in line for line in parts[-1].splitlines())
-        parts += ["\\* ended by a limit in seconds before its planned passes."] * starred
+        if any(table.star(*row) for row in rows):
+            parts.append("\\* ended by a limit in seconds before its planned passes.")
     if language_model:
         parts += ["## Without training", language_model]
     parts += ["## Commands", "Those of the first seed; others differ in `training.seed` and the folder."]
-    parts.append(commands(system, rows, table))
+    own = [e for e in table.found["entries"] if (e["row"], e["task"]) in {*rows, (system, ZERO_SHOT)}]
+    parts.append(commands(Table(table.found | {"entries": own})))
     return "\n\n".join(parts) + "\n"
 
 

@@ -62,9 +62,12 @@ class Table:
         split = split or ("dev" if task in DEV else "test")
         return [entry[split][entry["metric"]] for entry in self.entries(row, task) if entry.get(split)]
 
+    def star(self, row: str, task: str) -> str:
+        """Marks runs that a limit ended before their planned passes."""
+        return "*" * any(e.get("steps", 0) < e.get("planned_steps", 0) for e in self.entries(row, task))
+
     def cell(self, row: str, task: str, split: str | None = None) -> str:
-        cut = any(e.get("steps", 0) < e.get("planned_steps", 0) for e in self.entries(row, task))
-        return shown(self.values(row, task, split)) + "*" * cut
+        return shown(self.values(row, task, split)) + self.star(row, task)
 
     def zero_shot(self, row: str, pointer: bool) -> Entry | None:
         every = self.entries(row, ZERO_SHOT)

@@ -41,10 +41,12 @@ class Validate(Observer):
         recipe, text = trainer.recipe, self.text.excerpt(0, most)
         rows = max(recipe.evaluation.streams, trainer.streams.batch)
         streams = max(1, min(rows, (len(text.ids) - 1) // recipe.training_reading(trainer.step).segment))
-        how: dict[str, Any] = {"streams": streams, "documents": recipe.data.documents}
+        reading, documents = recipe.evaluation_reading(), recipe.data.documents
+        products = trainer.work.products  # `score` turns its caller's autocast off
         with trainer.evaluation_model() as model:
-            products = trainer.work.products  # `score` uses no autocast of its caller
-            found = score(model, text, recipe.evaluation_reading(), method="stream", precision=products, **how)
+            found = score(
+                model, text, reading, method="stream", streams=streams, documents=documents, precision=products
+            )
         bits_per_byte = self.tokens_per_byte and found.bits * self.tokens_per_byte
         return Validation(
             trainer.step, found.scored, trainer.processes.share(found.nats), trainer.processes.share(bits_per_byte)

@@ -71,6 +71,7 @@ def export_hf(
         raise ConfigError(f"{out} exists and is not empty; choose a new folder")
     found = find_model(model_path(model))
     loaded = open_model(found, overrides=reading, dtype=DTYPES[dtype])
+    loaded.model.require_next_token()  # it becomes a causal language model
     converted, tokenizer = convert(loaded.model, loaded.tokenizer)
     converted.config.auto_map = {
         "AutoConfig": f"{MODULE}.LongspanConfig",

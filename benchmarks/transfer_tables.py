@@ -39,7 +39,12 @@ def merge(files: Sequence[Path]) -> Entry:
     found: Entry = {"version": 1, "models": {}, "baselines": {}, "failed": {}}
     entries: dict[Key, Entry] = {}
     for path in files:
-        values = json.loads(path.read_text())
+        try:
+            values = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise SystemExit(
+                f"{path} cannot be read ({error}); give a results.json of benchmarks/transfer.py"
+            ) from None
         if values.get("version") != 1:
             raise SystemExit(f"{path} has version {values.get('version')!r}; this script reads version 1")
         for key in ("models", "baselines", "failed"):

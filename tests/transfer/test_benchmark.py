@@ -323,6 +323,16 @@ def test_tables_of_several_machines(
     assert again.count("longspan bert`") == 2
 
 
+def test_files_that_are_not_results_are_named(scripts: SimpleNamespace, tmp_path: Path) -> None:
+    (tmp_path / "text.json").write_text("no JSON")
+    (tmp_path / "old.json").write_text("{}")
+    for name, said in (("missing.json", "cannot be read"), ("text.json", "cannot be read"), ("old.json", "version")):
+        for script in (scripts.tables, scripts.cards):
+            more = ["--out", str(tmp_path / "cards")] if script is scripts.cards else []
+            with pytest.raises(SystemExit, match=rf"{name}.*{said}"):
+                script.main([str(tmp_path / name), *more])
+
+
 def test_cards_are_those_of_the_results(scripts: SimpleNamespace, tmp_path: Path) -> None:
     """Every card in docs is what the program writes from the committed results."""
     results = sorted((SCRIPTS / "results").glob("*-transfer-*.json"))

@@ -32,11 +32,11 @@ def give_gradients(plain: Muon, fused: Muon) -> None:
 
 def distance(plain: Muon, fused: Muon) -> float:
     """The largest relative error of a matrix of momenta, or of the weights' change since the first step."""
-    found = 0.0
+    found = []
     for p, q in zip(weights(plain), weights(fused), strict=True):
         for want, got in ((p.detach(), q.detach()), (plain.state[p]["momentum"], fused.state[q]["momentum"])):
-            found = max(found, float((got.double() - want).norm() / want.norm()))
-    return found
+            found.append((got.double() - want).norm() / want.norm())
+    return float(torch.stack(found).max())  # NaN if one of them is
 
 
 @interpreted

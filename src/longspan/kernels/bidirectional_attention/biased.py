@@ -18,8 +18,9 @@ from longspan.kernels.bidirectional_attention.reference import View
 from longspan.kernels.triton_works import TRITON_WORKS
 from longspan.shapes import Bool, Float, Tensor
 
-HIDDEN = -1e30
-"""The bias of a key that a query does not see; finite, because a query may see none."""
+HIDDEN = -6e4
+"""The bias of a key that a query does not see. Finite, because a query may see none. Small, because torch's backward
+kernel subtracts a float32 number of the same size from it, whose rounding must not make the exponential overflow."""
 ALIGNED = 16
 """Rows of the bias begin at multiples of this many numbers, or torch would copy it."""
 BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]

@@ -60,6 +60,7 @@ SHAPES = {
     "eval": Shape(3800, 1, 8, 64, 32768, 3800),
 }
 MIB = 1 << 20
+LANES = 2, 3, 4, 6
 Plan = stored.Plan
 VARIANTS: dict[str, Plan | None] = {  # plans of the backward pass; None computes the scores again
     "twice": None,
@@ -78,12 +79,10 @@ VARIANTS: dict[str, Plan | None] = {  # plans of the backward pass; None compute
     "two-stages": Plan(stages=2),
     "registers": Plan(registers=None),
     # A launch per role, on several streams.
-    "lanes-2": Plan(lanes=2, keys=2048, limit=416 * MIB),
-    "lanes-3": Plan(lanes=3, keys=2048, limit=416 * MIB),
-    "lanes-2-208": Plan(lanes=2, keys=2048),
-    "lanes-2-1024": Plan(lanes=2, limit=416 * MIB),
-    "lanes-2-4096": Plan(lanes=2, keys=4096, limit=416 * MIB),
-    "lanes-2-by-distance": Plan(lanes=2, planes=3, keys=2048, limit=416 * MIB),
+    "lanes-2-2048": Plan(lanes=2, keys=2048, limit=416 * MIB),
+    **{f"lanes-{n}": Plan(lanes=n, keys=4096, limit=416 * MIB) for n in LANES},
+    **{f"lanes-{n}-832": Plan(lanes=n, keys=4096, limit=832 * MIB) for n in LANES},
+    **{f"lanes-{n}-no-prefetch": Plan(lanes=n, keys=4096, limit=416 * MIB, prefetch=False) for n in LANES},
 }
 FORWARD = {  # launch options of the forward kernel
     "in-turn": fused.Launch(64, 4, 2, fused.HALF, 168),

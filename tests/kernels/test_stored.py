@@ -4,6 +4,7 @@ Buffers are filled with NaN, so that a test fails if something is read that was 
 """
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -172,6 +173,21 @@ def test_cells_cover_all_keys_within_the_limit(slots: int, L: int, K: int, limit
     assert size <= limit or cells.ring == 1
     # Else a producer would wait for a reader with a larger ticket.
     assert 0 <= cells.lag < cells.ring <= cells.count
+
+
+def test_the_plan_depends_on_the_keys_and_on_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A captured step differs from its warm-up only in the number of streams, so it compiles nothing."""
+    monkeypatch.setattr(stored, "is_worth_it", lambda _: True)
+    query = torch.empty(1, 1, 1, 64)
+    assert stored.chosen(query, 1024, None) == Plan()
+    assert stored.chosen(query, 2560, torch.zeros(1, 1)) is None
+    plain = stored.chosen(query, 2560, None)
+    monkeypatch.setattr(stored, "is_capturing", lambda _: True)
+    captured = stored.chosen(query, 2560, None)
+    assert plain is not None
+    assert captured is not None
+    assert captured.lanes > plain.lanes > 0
+    assert replace(captured, lanes=plain.lanes) == plain
 
 
 @pytest.mark.gpu

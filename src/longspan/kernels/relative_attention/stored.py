@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from longspan.cuda_graphs import is_capturing
 from longspan.shapes import Tensor
 
 BOTH, PRODUCER, READER = range(3)
@@ -106,8 +107,8 @@ def using(plan: Any) -> Iterator[None]:
 
 
 def chosen(query: Tensor, keys: int, first_key: Tensor | None) -> Plan | None:
-    """The plan of this backward pass; None computes the scores again. Heads of up to 64 gain only if the keys of a row
-    are one cell (docs/speed.md)."""
+    """The plan of this backward pass; None computes the scores again. Long rows have a launch per role: few of them
+    outside of a CUDA graph, where launches cost time (docs/speed.md)."""
     if first_key is not None:
         return None
     if _plans:
@@ -116,7 +117,9 @@ def chosen(query: Tensor, keys: int, first_key: Tensor | None) -> Plan | None:
         return None
     if query.shape[-1] > 64:
         return Plan(planes=3)
-    return Plan() if keys <= 1024 else None  # one cell per row and head
+    if keys <= 1024:
+        return Plan()
+    return Plan(lanes=4 if is_capturing(query) else 2, keys=4096, limit=416 << 20)
 
 
 def is_worth_it(query: Tensor) -> bool:

@@ -9,16 +9,19 @@ from typing import Any
 
 import torch
 
+from longspan.cuda_graphs import capture
 from longspan.experiments.bench.timing import Line, Preset, seconds
 from longspan.kernels.causal_attention import block_mask, causal_attention
 from longspan.kernels.relative_attention import relative_attention
 from longspan.shapes import Tensor
 
-PRODUCTS = {"forward": (3, 2), "forward and backward": (11, 7)}
+FORWARD, BOTH, CAPTURED = "forward", "forward and backward", "forward and backward in a CUDA graph"
+PRODUCTS = {FORWARD: (3, 2), BOTH: (11, 7), CAPTURED: (11, 7)}
 
 
 def measure(preset: Preset, device: torch.device, dtype: torch.dtype) -> Iterator[Line]:
-    """One line per memory length and direction. L is the training segment of the preset."""
+    """One line per memory length and direction, on CUDA also captured as in training. L is the training segment of the
+    preset."""
     H = preset.model["heads"]
     D, L = preset.model["width"] // H, preset.train[1]
     for M, B in preset.attention:
@@ -38,7 +41,8 @@ def measure(preset: Preset, device: torch.device, dtype: torch.dtype) -> Iterato
         ours, theirs = _times(relative_attention, tensors, device), _times(_rival(tensors), tensors[:3], device)
         product = 2e-12 * D * B * H * (L * M + L * (L + 1) / 2)
         extra = _extra_memory(tensors) if device.type == "cuda" else None
-        for direction, (our_products, their_products) in PRODUCTS.items():
+        for direction in ours:
+            our_products, their_products = PRODUCTS[direction]
             yield Line(
                 f"{direction}, memory {M}, batch {B}",
                 "without the position term",
@@ -74,7 +78,10 @@ def _times(attention: Callable[..., Tensor], tensors: list[Tensor], device: torc
     def both() -> Any:
         return torch.autograd.grad(attention(*leaves), leaves, grad)
 
-    return {"forward": seconds(forward, device), "forward and backward": seconds(both, device)}
+    found = {FORWARD: seconds(forward, device), BOTH: seconds(both, device)}
+    if device.type == "cuda":
+        found[CAPTURED] = seconds(capture(both).replay, device)
+    return found
 
 
 def _extra_memory(tensors: list[Tensor]) -> float:

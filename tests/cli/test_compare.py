@@ -26,6 +26,7 @@ pytestmark = pytest.mark.slow
 WORDS = ["the", "rain", "fell", "in", "torrents", "and", "a", "dark", "stormy", "night", "was", "over", "London"]
 ATTENTION = "heads = 2\ninner = 32\n"
 FAMILIES = {"transformer-xl": ATTENTION, "vanilla": ATTENTION, "lstm": "", "universal": ATTENTION}
+FAMILIES["bert"] = f"{ATTENTION}positions = 16\nmask = 3\n"
 MEMORY = {"transformer-xl": "memory = 16\n"}
 FEW = ["--contexts", "2:6:2", "--targets", "8"]
 
@@ -178,6 +179,7 @@ def test_a_failed_member_is_a_row_and_the_others_are_measured(
         recipe("wide.toml", "lstm"),
         recipe("huge.toml", "lstm"),
         recipe("bug.toml", "lstm"),
+        recipe("masked.toml", "bert"),
         recipe("good.toml", "lstm"),
     ]
     Path("wide.toml").write_text(Path("wide.toml").read_text().replace("batch = 2", "batch = 50000"))
@@ -195,7 +197,7 @@ def test_a_failed_member_is_a_row_and_the_others_are_measured(
     result = cli(*line, "--json")
     assert result.code == 0, result.err
     members = by_name(result.json)
-    reasons = {"typo": "'model.width'", "burst": "not finite", "wide": "batch of 50000"}
+    reasons = {"typo": "'model.width'", "burst": "not finite", "wide": "batch of 50000", "masked": "next token"}
     reasons |= {
         "huge": "out of memory on cpu in training; lower training.batch",
         "bug": "RuntimeError: shapes do not fit",
@@ -210,9 +212,9 @@ def test_a_failed_member_is_a_row_and_the_others_are_measured(
         name: members[name]["failed"] for name in ("burst", "wide", "huge", "bug")
     }
     monkeypatch.setattr(run, "train", train)
-    cli("compare", "bug.toml", *line[7:])
+    cli("compare", "bug.toml", *line[len(group) + 1 :])
     assert "failed" not in json.loads(Path("g/compare.json").read_text())["members"]["bug"]
-    table = cli("compare", "typo.toml", "good.toml", *line[7:]).out.splitlines()
+    table = cli("compare", "typo.toml", "good.toml", *line[len(group) + 1 :]).out.splitlines()
     assert re.match("typo    failed: typo.toml, line 5: .*'model.widht'", table[1])
     assert table[2].startswith("good ")
     assert members["good"]["failed"] is None

@@ -382,6 +382,7 @@ def test_a_model_that_does_not_predict_the_next_token_is_refused(cli: Cli, text:
     cli("score", text, "--model", "b").refused("next token", "finetune")
     cli("generate", "b", "-p", "abc", "-n", 3).refused("next token", "finetune")
     cli("recl", "b", "--data", text, "--contexts", "1,2", "--targets", 2).refused("next token", "finetune")
+    assert "cost: not measured, because this model does not predict" in cli("export", "b", "small", "--int8").out
     pytest.importorskip("transformers")
     cli("export", "b", "h", "--to", "hf").refused("next token", "finetune")
     assert not Path("h").exists()

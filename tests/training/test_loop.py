@@ -131,6 +131,28 @@ def test_validation_has_the_precision_of_training() -> None:
     assert nats[0] != nats[1]
 
 
+def test_a_model_without_a_next_token_is_validated_by_its_training_loss() -> None:
+    """The same masks in every call, no dropout, and no trace in the random numbers of training."""
+    model = {"family": "bert", "layers": 1, "width": 16, "heads": 2, "positions": 16, "mask": 3, "dropout": 0.2}
+    training = {"steps": 4, "batch": 4, "segment": 16, "lr": 0.01}
+    recipe = build_recipe({"model": model, "data": {}, "training": training, "evaluation": {}}, "masked")
+    _, trainer = run.make_trainer(recipe, make_text(), CPU)
+    held_out, observer = make_text(5 * 16 + 3), Validate(make_text(5 * 16 + 3), 1)
+    before = torch.get_rng_state()
+    found = observer.score(trainer)
+    assert torch.equal(before, torch.get_rng_state())
+    assert observer.score(trainer) == found
+    net = trainer.model.eval()
+    rows = torch.from_numpy(held_out.ids[:80].astype(np.int64)).view(5, 16)
+    starts = torch.from_numpy(np.isin(np.arange(80), held_out.starts)).view(5, 16)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        found_by_hand = [
+            float(net.training_loss(rows[part], rows[part], starts=starts[part])[0]) for part in (slice(4), slice(4, 5))
+        ]
+    assert found.nats == pytest.approx((4 * found_by_hand[0] + found_by_hand[1]) / 5, rel=1e-6)
+
+
 def test_locked_dropout_drops_the_same_units_at_every_position() -> None:
     dropout = LockedDropout(0.5)
     dropped = dropout(torch.ones(3, 7, 11))

@@ -91,6 +91,9 @@ def _print_cost(model: Path, out: Path, data: str | None, **form: str | None) ->
 
     try:
         cost = export_cost(model, out, data, **form)
+    except ConfigError as error:  # the export is complete
+        print(f"cost: not measured, because {error}")
+        return
     except DataError as error:
         if data is not None:
             raise

@@ -85,6 +85,7 @@ def export_cost(
 ) -> Cost:
     """What an export costs, on the first tokens of a text. Default text: a page of English prose."""
     one, other = load_model(source, dtype=torch.float32), load_model(out, dtype=torch.float32)
+    one.model.require_next_token()
     opened = open_text_for([one.path], text or PAGE, one.tokenizer, split, field=field, encoding=encoding)
     ids = opened.ids[:COST_TOKENS]
     # The reading of the export, so that only the weights differ.

@@ -67,9 +67,11 @@ def read_recipe(variant: Variant, setup: Setup) -> Recipe:
 
 
 def count_parameters(recipe: Recipe) -> int:
-    """The number of parameters, with the vocabulary of the recipe's text."""
+    """The number of parameters, with the vocabulary of the recipe's text. A ConfigError for a model without bits."""
     fitted = recipe.with_vocabulary(run.open_text(recipe, "train").tokenizer.size)
-    return outline(fitted.family, fitted.model).parameter_count
+    model = outline(fitted.family, fitted.model)
+    model.require_next_token()
+    return model.parameter_count
 
 
 def train(recipe: Recipe, out: Path, device: torch.device) -> tuple[run.Outcome, int | None]:

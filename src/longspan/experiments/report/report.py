@@ -134,6 +134,7 @@ def _open(runs: Sequence[Run], device: torch.device, dtype: torch.dtype) -> tupl
     for run in runs:
         try:
             loaded = load_model(run.path, device=device, dtype=dtype)
+            loaded.model.require_next_token()
             used = {key: value for key, value in run.evaluation.items() if key in loaded.model.settings}
             if any(getattr(loaded.model.reading, key) != value for key, value in used.items()):
                 loaded = load_model(run.path, overrides=used, device=device, dtype=dtype)

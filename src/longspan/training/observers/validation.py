@@ -4,9 +4,12 @@ import warnings
 from typing import Any
 
 import numpy as np
+import torch
 
+from longspan.contract import LanguageModel
 from longspan.data.encoded import Encoded, Excerpt
 from longspan.errors import DataError
+from longspan.reading import Reading
 from longspan.scoring.score import score
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer, ResumeWarning, Validation
@@ -15,7 +18,8 @@ PIECES = 16
 
 
 class Validate(Observer):
-    """Scores with the recipe's evaluation settings, on at least as many streams as training has rows.
+    """Scores with the recipe's evaluation settings, on at least as many streams as training has rows. A model that does
+    not predict the next token is scored by its training loss.
 
     `tokens` limits it to a sample of evenly spaced pieces, because the beginning of a text may not be typical. If the
     score `decides` about training (patience, the average trigger), a resume needs the same text.
@@ -44,6 +48,10 @@ class Validate(Observer):
         reading, documents = recipe.evaluation_reading(), recipe.data.documents
         products = trainer.work.products  # `score` turns its caller's autocast off
         with trainer.evaluation_model() as model:
+            if not model.predicts_next:
+                with trainer.work.autocast():
+                    loss = training_loss(model, text, reading, rows, documents=documents)
+                return Validation(trainer.step, len(text.ids), trainer.processes.share(loss))
             found = score(
                 model, text, reading, method="stream", streams=streams, documents=documents, precision=products
             )
@@ -67,6 +75,25 @@ class Validate(Observer):
             raise DataError(f"{changed}, and its scores influence training; restore the old text, or start a new run")
         effect = "best/ is replaced only by a score better than its score on the old text"
         warnings.warn(f"{changed}; {effect}", ResumeWarning, stacklevel=2)
+
+
+@torch.no_grad()
+def training_loss(model: LanguageModel, text: Excerpt, reading: Reading, rows: int, *, documents: bool) -> float:
+    """The mean training loss over the complete segments of a text, with the same random choices in every call."""
+    segment = min(reading.segment, len(text.ids))
+    count = len(text.ids) // segment
+    device = next(model.parameters()).device
+    tokens = torch.from_numpy(text.ids[: count * segment].astype(np.int64)).view(count, segment).to(device)
+    starts = torch.zeros(count * segment, dtype=torch.bool)
+    starts[torch.from_numpy(text.starts[text.starts < len(starts)])] = True
+    starts = starts.view(count, segment).to(device)
+    torch.manual_seed(0)
+    total = 0.0
+    for part in torch.arange(count).split(rows):
+        state = model.initial_state(len(part), reading)
+        loss, _ = model.training_loss(tokens[part], tokens[part], state, 1.0, starts[part] if documents else None)
+        total += len(part) * float(loss)
+    return total / count
 
 
 def sample(text: Encoded, tokens: int | None) -> Excerpt:

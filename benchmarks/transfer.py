@@ -182,7 +182,13 @@ class Queue:
         self.waiting, self.running = [job for job in jobs if not job.finished], list[Job]()
         self.results, self.estimates, self.at_once, self.until = results, estimates, at_once, until
         threads = str(max(1, (os.cpu_count() or 1) // at_once))
-        self.environment = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": threads, **os.environ}
+        self.environment = {
+            "OMP_NUM_THREADS": "1",
+            "RAYON_NUM_THREADS": threads,
+            # Graphs of several lengths share memory only if blocks of different sizes can be joined.
+            "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+            **os.environ,
+        }
 
     def run(self) -> None:
         try:

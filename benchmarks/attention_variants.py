@@ -82,6 +82,7 @@ VARIANTS: dict[str, Plan | None] = {  # plans of the backward pass; None compute
     "lanes-2-2048": Plan(lanes=2, keys=2048, limit=416 * MIB),
     **{f"lanes-{n}": Plan(lanes=n, keys=4096, limit=416 * MIB) for n in LANES},
     **{f"lanes-{n}-832": Plan(lanes=n, keys=4096, limit=832 * MIB) for n in LANES},
+    **{f"lanes-{n}-by-distance": Plan(lanes=n, keys=4096, limit=416 * MIB, planes=3) for n in LANES},
     **{f"lanes-{n}-no-prefetch": Plan(lanes=n, keys=4096, limit=416 * MIB, prefetch=False) for n in LANES},
 }
 FORWARD = {  # launch options of the forward kernel

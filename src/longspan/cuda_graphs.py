@@ -16,12 +16,20 @@ Work = Callable[..., tuple[Tensor, list[State]]]
 """From states and further tensors (or None) to a tensor of results and the next states."""
 
 
+_warming_up = False
+
+
 def warm_up(work: Callable[[], Any]) -> None:
     """Run the work once on a side stream before its capture, which must not include compilation or autotuning."""
+    global _warming_up
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        work()
+    _warming_up = True
+    try:
+        with torch.cuda.stream(side):
+            work()
+    finally:
+        _warming_up = False
     torch.cuda.current_stream().wait_stream(side)
 
 
@@ -42,6 +50,12 @@ def capture(
 def is_capturing(like: Tensor) -> bool:
     """Whether work on the device of this tensor is being captured. Some of torch's optimizers need to know."""
     return like.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def is_for_graph(like: Tensor) -> bool:
+    """Whether work on the device of this tensor is being captured, or is the warm-up of a capture, which has to compile
+    the same kernels. Not per thread, because autograd runs a backward pass in a thread of its own."""
+    return is_capturing(like) or (like.is_cuda and _warming_up)
 
 
 class CapturedStep:

@@ -4,12 +4,12 @@ Buffers are filled with NaN, so that a test fails if something is read that was 
 """
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from longspan.cuda_graphs import capture, warm_up
 from longspan.kernels.relative_attention import fused, reference, stored
 from longspan.kernels.relative_attention.stored import Plan
 
@@ -49,7 +49,7 @@ def assert_close_to_reference(plan: Plan, tensors: list[torch.Tensor], bound: fl
         found = gradients(fused.relative_attention, tensors, window=window)
     wanted = gradients(reference.relative_attention, [tensor.double() for tensor in tensors], window=window)
     for got, want in zip(found, wanted, strict=True):
-        assert (got.double() - want).norm() / want.norm() < bound
+        assert (got.double() - want).norm() < bound * want.norm().clamp(min=1.0)  # with one key they are zero
 
 
 @interpreted
@@ -61,11 +61,53 @@ def test_cells_in_a_small_ring_equal_the_reference(planes: int) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize(("planes", "lanes", "limit"), [(2, 2, 1), (3, 3, 1 << 20)])
-def test_launches_per_role_equal_the_reference(planes: int, lanes: int, limit: int) -> None:
+@pytest.mark.parametrize(("planes", "lanes", "together"), [(2, 2, 1), (3, 3, 1), (2, 1, 3)])
+def test_launches_per_role_equal_the_reference(planes: int, lanes: int, together: int) -> None:
     """Rows and heads in several launches, parts of the keys one after another."""
     tensors = draw(3, 1, 17, 9, 16, 7, "cpu", torch.float32)
-    assert_close_to_reference(Plan(planes=planes, keys=16, limit=limit, lanes=lanes), tensors, 2e-6, window=18)
+    column = planes * 4 * 2 * 16 * 16
+    plan = Plan(planes=planes, keys=16, limit=lanes * together * 2 * column, lanes=lanes)
+    cells = stored.cells_of(plan, 3, 17, 26, 16, 4)
+    assert (cells.parts, cells.lanes, cells.together) == (3, lanes, together)
+    assert_close_to_reference(plan, tensors, 2e-6, window=18)
+
+
+@interpreted
+@pytest.mark.parametrize("lanes", [0, 2])
+@pytest.mark.parametrize(("L", "M", "keys"), [(1, 0, 1024), (1, 20, 16), (32, 0, 16), (16, 32, 1024), (16, 32, 16)])
+def test_single_queries_and_complete_tiles_equal_the_reference(L: int, M: int, keys: int, lanes: int) -> None:
+    tensors = draw(2, 1, L, M, 16, None, "cpu", torch.float32)
+    assert_close_to_reference(Plan(keys=keys, limit=1 << 18, lanes=lanes), tensors, 2e-6)
+
+
+class Refusal(Exception):
+    pass
+
+
+def test_streams_are_joined_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise memory would be freed that a stream still writes, and a capture would report unjoined streams."""
+
+    class Stream:
+        def __init__(self, waits: list[Any]) -> None:
+            self.waits = waits
+
+        def wait_stream(self, other: Any) -> None:
+            self.waits.append((self, other))
+
+    waits: list[Any] = []
+    current, *others = (Stream(waits) for _ in range(3))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: current)
+    monkeypatch.setattr(stored, "_stream", lambda _, number: others[number - 1])
+
+    def work() -> None:
+        with stored.forked(torch.device("cuda"), 3) as streams:
+            assert streams == [current, *others]
+            assert waits == [(other, current) for other in others]
+            raise Refusal
+
+    with pytest.raises(Refusal):
+        work()
+    assert waits[2:] == [(current, other) for other in others]
 
 
 @interpreted
@@ -160,34 +202,55 @@ def test_columns_are_read_in_the_order_in_which_a_warp_stores_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slots", "L", "K"), [(512, 512, 1024), (128, 512, 8704), (512, 512, 2560), (1, 5, 9), (2000, 64, 64)]
+    ("slots", "L", "K"),
+    [
+        (512, 512, 1024),
+        (128, 512, 8704),
+        (512, 512, 2560),
+        (1, 5, 9),
+        (2000, 64, 64),
+        (8, 8192, 16384),
+        (8, 65536, 65536),
+    ],
 )
-@pytest.mark.parametrize("limit", [1, 104 << 20, 208 << 20])
-def test_cells_cover_all_keys_within_the_limit(slots: int, L: int, K: int, limit: int) -> None:
-    plan = Plan(limit=limit)
+@pytest.mark.parametrize("limit", [1, 104 << 20, 208 << 20, 416 << 20])
+@pytest.mark.parametrize("lanes", [0, 1, 2, 4])
+def test_cells_cover_all_keys_within_the_limit(slots: int, L: int, K: int, limit: int, lanes: int) -> None:
+    plan = Plan(limit=limit, lanes=lanes, keys=4096 if lanes else 1024)
     cells = stored.cells_of(plan, slots, L, K, 64, 2)
     assert cells.all_tiles == -(-(K - L) // 64) + -(-L // 64)
-    chunks = cells.count // slots
-    assert (chunks - 1) * cells.tiles < cells.all_tiles <= chunks * cells.tiles
+    assert (cells.parts - 1) * cells.tiles < cells.all_tiles <= cells.parts * cells.tiles
+    assert cells.tiles * 64 <= plan.keys
     size = cells.ring * cells.blocks * cells.columns * plan.planes * 64 * 64 * 2
-    assert size <= limit or cells.ring == 1
-    # Else a producer would wait for a reader with a larger ticket.
-    assert 0 <= cells.lag < cells.ring <= cells.count
+    assert size <= limit or (cells.ring, cells.tiles) == (1, 1)
+    if lanes:
+        groups = list(stored.groups_of(cells))
+        assert {group.lane for group in groups} == set(range(cells.lanes))
+        assert all(group.slots <= cells.together for group in groups)
+        slot_parts = [(slot, g.part) for g in groups for slot in range(g.first_slot, g.first_slot + g.slots)]
+        assert sorted(slot_parts) == [(slot, part) for slot in range(slots) for part in range(cells.parts)]
+        lane_of = {(g.lane, g.first_slot) for g in groups}
+        assert len(lane_of) == len({slot for _, slot in lane_of})  # all parts of a slot
+    else:
+        # Else a producer would wait for a reader with a larger ticket.
+        assert 0 <= cells.lag < cells.ring <= cells.count
 
 
 def test_the_plan_depends_on_the_keys_and_on_capture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A captured step differs from its warm-up only in the number of streams, so it compiles nothing."""
     monkeypatch.setattr(stored, "is_worth_it", lambda _: True)
     query = torch.empty(1, 1, 1, 64)
     assert stored.chosen(query, 1024, None) == Plan()
+    assert stored.chosen(query, 1024, None, window=512) == Plan()
     assert stored.chosen(query, 2560, torch.zeros(1, 1)) is None
     plain = stored.chosen(query, 2560, None)
-    monkeypatch.setattr(stored, "is_capturing", lambda _: True)
-    captured = stored.chosen(query, 2560, None)
     assert plain is not None
+    assert plain.lanes > 0
+    assert stored.chosen(query, 8704, None) is None  # more launches than the time of the kernels allows
+    monkeypatch.setattr(stored, "is_for_graph", lambda _: True)
+    captured = stored.chosen(query, 8704, None)
     assert captured is not None
-    assert captured.lanes > plain.lanes > 0
-    assert replace(captured, lanes=plain.lanes) == plain
+    assert captured.lanes > plain.lanes
+    assert stored.chosen(query, 8704, None, window=1000) is None  # most tiles are hidden
 
 
 @pytest.mark.gpu
@@ -205,22 +268,23 @@ def test_all_head_widths_on_the_gpu(planes: int, D: int, lanes: int) -> None:
 @pytest.mark.parametrize("planes", [2, 3])
 @pytest.mark.parametrize(("limit", "ahead"), [(1, 384), (8 << 20, 384), (64 << 20, 64), (64 << 20, 4096)])
 def test_many_more_cells_than_the_ring_on_the_gpu(planes: int, limit: int, ahead: int) -> None:
-    """Thousands of programs, so that they really wait for each other; twice, and keys and values bit by bit."""
+    """Thousands of programs, so that they really wait for each other; twice, and bit by bit except for the position
+    table."""
     tensors = draw(16, 8, 512, 700, 64, None, "cuda", torch.bfloat16)
     with stored.using(Plan(planes=planes, limit=limit, ahead=ahead, keys=512)):
         first, again = (gradients(fused.relative_attention, tensors) for _ in range(2))
     wanted = gradients(fused.relative_attention, tensors)
     for got, want in zip(first, wanted, strict=True):
         assert (got.float() - want.float()).norm() / want.float().norm() < 1e-2
-    for n in (0, 1, 2):
+    for n in (0, 1, 2, 4, 5):
         assert torch.equal(first[n], again[n])
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("lanes", [1, 2, 3])
+@pytest.mark.parametrize("lanes", [1, 2, 4])
 def test_launches_in_a_graph(lanes: int) -> None:
-    """Replayed on other inputs: keys and values bit by bit as without a graph, and close to the kernels that store
-    nothing."""
+    """Replayed on other inputs: bit by bit as without a graph, except for the position table, and close to the kernels
+    that store nothing."""
     tensors = draw(16, 8, 512, 2100, 64, None, "cuda", torch.bfloat16)
     fixed = [tensor.clone() for tensor in tensors]
     graph = torch.cuda.CUDAGraph()
@@ -239,7 +303,7 @@ def test_launches_in_a_graph(lanes: int) -> None:
         for tensor, given in zip(fixed, tensors, strict=True):
             tensor.copy_(given)
         graph.replay()
-        for n in (0, 1, 2):
+        for n in (0, 1, 2, 4, 5):
             assert torch.equal(found[n], plain[n])
     wanted = gradients(fused.relative_attention, tensors)
     for got, want in zip(found, wanted, strict=True):
@@ -255,3 +319,26 @@ def test_the_same_dropout_on_the_gpu(lanes: int) -> None:
     wanted = gradients(fused.relative_attention, tensors, dropout=0.2, seed=3)
     for got, want in zip(found, wanted, strict=True):
         assert (got.float() - want.float()).norm() / want.float().norm() < 1e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("M", "D"), [(512, 64), (2100, 64), (8192, 64), (512, 128)])
+def test_the_default_equals_the_reference_with_and_without_a_graph(M: int, D: int) -> None:
+    """A batch for which tiles are stored; the gradients of queries, keys and values of one row against float64."""
+    tensors = draw(16, 8, 512, M, D, None, "cuda", torch.bfloat16)
+    grad = torch.randn_like(tensors[0])
+    found: list[Any] = []
+
+    def work() -> None:
+        leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+        found.append(torch.autograd.grad(fused.relative_attention(*leaves), leaves, grad))
+
+    work()
+    warm_up(work)
+    capture(work).replay()
+    torch.cuda.synchronize()
+    leaves = [(x[:1] if n < 3 else x).double().requires_grad_() for n, x in enumerate(tensors)]
+    wanted = torch.autograd.grad(reference.relative_attention(*leaves), leaves[:3], grad[:1].double())
+    for some in found:
+        for got, want in zip(some[:3], wanted, strict=True):
+            assert (got[:1].double() - want).norm() < 1.5e-2 * want.norm()

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from longspan.cuda_graphs import capture
+from longspan.cuda_graphs import capture, warm_up
 from longspan.experiments.bench.timing import Line, Preset, seconds
 from longspan.kernels.causal_attention import block_mask, causal_attention
 from longspan.kernels.relative_attention import relative_attention
@@ -80,6 +80,7 @@ def _times(attention: Callable[..., Tensor], tensors: list[Tensor], device: torc
 
     found = {FORWARD: seconds(forward, device), BOTH: seconds(both, device)}
     if device.type == "cuda":
+        warm_up(both)
         found[CAPTURED] = seconds(capture(both).replay, device)
     return found
 

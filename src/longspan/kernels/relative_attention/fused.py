@@ -159,7 +159,7 @@ def backward_pass(
     B, H, L, D = query.shape
     K, C = key.shape[2], distance.shape[1]
     first_key = contiguous(first_key)
-    plan = None if discount else stored.chosen(query, K, first_key)
+    plan = None if discount else stored.chosen(query, K, first_key, window)
     if plan is not None:
         *same, grad_distance, grad_biases, grad_u = plan.backward(
             grad, out, lse, query, key, value, distance, u, w, seed, window, dropout

@@ -1,22 +1,26 @@
 """A backward pass that stores tiles of weights and of gradients of the scores (stored_backward.py).
 
-By count it needs 8 products per tile instead of 12, and writes and reads 16 KB per tile of 64 by 64. The buffer is
-limited by `Plan.limit` bytes, whatever the lengths are (docs/speed.md). Documents need the kernels that compute the
+By count it needs 8 products per tile instead of 12, and writes and reads 16 KB per tile of 64 by 64. The stored tiles
+take at most `Plan.limit` bytes, whatever the lengths are (docs/speed.md). Documents need the kernels that compute the
 scores again.
 
-It is one launch, or with `Plan.lanes` a launch per role and part of the cells, on several streams: the programs of one
-part fill the multiprocessors that another leaves idle. In a CUDA graph these launches cost nothing.
+A slot is a row and head. Its keys are split into parts of equal numbers of tiles, and a cell is one part of the keys
+of one slot, with all queries. For example, 16 rows of 8 heads with memory 8,192, segments of 512 and at most 4,096 keys
+per cell have 128 slots and 136 columns of tiles in 3 parts: 384 cells of 46 columns.
+
+It is one launch, or with `Plan.lanes` a launch per role for every group of cells, on several streams: the programs of
+one launch use the multiprocessors that another leaves idle. That costs time on the host, except in a CUDA graph.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 
-from longspan.cuda_graphs import is_capturing
+from longspan.cuda_graphs import is_for_graph
 from longspan.shapes import Tensor
 
 BOTH, PRODUCER, READER = range(3)
@@ -83,15 +87,18 @@ class Plan:
 
         if not self.lanes:
             launched(BOTH, (cells.programs(self.planes),), stored)
-        else:
-            for lane, first_slot, count, part in in_lanes(cells, self.lanes, query.device):
-                into, first_cell = stored[lane * cells.together :], part * cells.slots + first_slot
-                unseen = max(0, part * cells.tiles - (cells.all_tiles - cells.blocks))
-                launched(PRODUCER, (cells.blocks - unseen, count), into, first_cell)
-                launched(READER, (cells.readers(self.planes), count), into, first_cell)
+            return grad_query, grad_key, grad_value, grad_distance, grad_biases, grad_u
+        with forked(query.device, cells.lanes) as streams:
+            for group in groups_of(cells):
+                into, first_cell = stored[group.lane * cells.together :], group.part * cells.slots + group.first_slot
+                unseen = max(0, group.part * cells.tiles - (cells.all_tiles - cells.blocks))
+                with torch.cuda.stream(streams[group.lane]):
+                    launched(PRODUCER, (cells.blocks - unseen, group.slots), into, first_cell)
+                    launched(READER, (cells.readers(self.planes), group.slots), into, first_cell)
         return grad_query, grad_key, grad_value, grad_distance, grad_biases, grad_u
 
 
+LONG_ROWS = Plan(lanes=2, keys=4096, limit=416 << 20)
 _plans: list[Any] = []
 
 
@@ -106,20 +113,23 @@ def using(plan: Any) -> Iterator[None]:
         _plans.pop()
 
 
-def chosen(query: Tensor, keys: int, first_key: Tensor | None) -> Plan | None:
-    """The plan of this backward pass; None computes the scores again. Long rows have a launch per role: few of them
-    outside of a CUDA graph, where launches cost time (docs/speed.md)."""
+def chosen(query: Tensor, keys: int, first_key: Tensor | None, window: int = 0) -> Plan | None:
+    """The plan of this backward pass; None computes the scores again, as it is faster if a window hides most of the
+    keys. Long rows have a launch per role: on two streams and in one part outside of a CUDA graph, where launches cost
+    time (docs/speed.md)."""
     if first_key is not None:
         return None
     if _plans:
         return _plans[-1]  # type: ignore[no-any-return]
-    if not is_worth_it(query):
+    if not is_worth_it(query) or 0 < 2 * window < keys:
         return None
     if query.shape[-1] > 64:
         return Plan(planes=3)
     if keys <= 1024:
         return Plan()
-    return Plan(lanes=4 if is_capturing(query) else 2, keys=4096, limit=416 << 20)
+    if not is_for_graph(query):
+        return LONG_ROWS if keys <= LONG_ROWS.keys else None
+    return replace(LONG_ROWS, lanes=4)
 
 
 def is_worth_it(query: Tensor) -> bool:
@@ -133,7 +143,7 @@ def is_worth_it(query: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Cells:
-    """Parts of the keys of every row and head (slot), each `tiles` columns of tiles, and how many are stored."""
+    """How the work is split into cells, each with `tiles` columns of tiles, and how many are stored at a time."""
 
     slots: int
     blocks: int  # of queries
@@ -141,15 +151,21 @@ class Cells:
     all_tiles: int  # of keys
     ring: int  # cells that are stored at a time
     lag: int  # cells whose producers start before the readers of the first of them
-    together: int  # slots of a launch, if there are several
+    lanes: int = 0
+    together: int = 0  # slots of a launch, if there are lanes
 
     @property
     def split(self) -> bool:
         return self.tiles < self.all_tiles
 
     @property
+    def parts(self) -> int:
+        """Of the keys."""
+        return -(-self.all_tiles // self.tiles)
+
+    @property
     def count(self) -> int:
-        return -(-self.all_tiles // self.tiles) * self.slots
+        return self.parts * self.slots
 
     @property
     def columns(self) -> int:
@@ -164,41 +180,63 @@ class Cells:
 
 
 def cells_of(plan: Plan, slots: int, L: int, K: int, T: int, size: int) -> Cells:
-    """Equal parts of the keys, and a ring of cells within the limit. The readers of a cell start when three quarters of
-    the ring are in production, or earlier: reading takes a fifth of the time of producing."""
+    """Equal parts of the keys, and as many cells as fit into the limit; one column of tiles, if nothing else fits. In
+    one launch, the readers of a cell start when three quarters of the ring are in production, or earlier: reading takes
+    a fifth of the time of producing."""
     blocks = -(-L // T)
     all_tiles = -(-(K - L) // T) + blocks
-    chunks = -(-all_tiles * T // max(plan.keys, T))
-    tiles = -(-all_tiles // chunks)
-    chunks = -(-all_tiles // tiles)
-    each = plan.planes * size * blocks * (tiles + (chunks > 1)) * T * T
+    column = plan.planes * size * blocks * T * T  # bytes
+    tiles = max(1, min(plan.keys // T, plan.limit // column - 1))
+    if tiles < all_tiles:
+        tiles = -(-all_tiles // -(-all_tiles // tiles))
+    tiles = min(tiles, all_tiles)
+    parts = -(-all_tiles // tiles)
+    fitting = max(1, plan.limit // (column * (tiles + (parts > 1))))
     if not plan.lanes:
-        ring = max(1, min(chunks * slots, plan.limit // each))
-        return Cells(slots, blocks, tiles, all_tiles, ring, min(-(-plan.ahead // blocks), ring * 3 // 4), slots)
-    launches = -(-slots // max(1, plan.limit // (each * plan.lanes)))
-    together = -(-slots // (-(-launches // plan.lanes) * plan.lanes))  # as many launches on every lane
-    return Cells(slots, blocks, tiles, all_tiles, together * min(plan.lanes, slots), 0, together)
+        ring = min(parts * slots, fitting)
+        return Cells(slots, blocks, tiles, all_tiles, ring, min(-(-plan.ahead // blocks), ring * 3 // 4))
+    lanes = min(plan.lanes, fitting, slots)
+    launches = -(-slots // (fitting // lanes))
+    together = -(-slots // (-(-launches // lanes) * lanes))  # as many launches on every lane
+    return Cells(slots, blocks, tiles, all_tiles, together * lanes, 0, lanes, together)
 
 
-def in_lanes(cells: Cells, lanes: int, device: torch.device) -> Iterator[tuple[int, int, int, int]]:
-    """Lane, first slot, number of slots and part of the keys of every pair of launches. The code between two of them
-    runs on the stream of the lane, and the current stream waits for all of them."""
-    streams: list[Any] = [None] * lanes
-    if device.type == "cuda":
-        streams = [torch.cuda.current_stream(device), *(_stream(device, number) for number in range(1, lanes))]
-        for other in streams[1:]:
-            other.wait_stream(streams[0])
+class Group(NamedTuple):
+    """Cells whose tiles are stored by one launch and read by the next one on the same stream."""
+
+    lane: int
+    first_slot: int
+    slots: int
+    part: int
+
+
+def groups_of(cells: Cells) -> Iterator[Group]:
+    """All cells. The parts of a slot are in order on one lane, because each adds to the sums of the one before."""
     for number, slot in enumerate(range(0, cells.slots, cells.together)):
-        lane = number % lanes
-        for part in range(cells.count // cells.slots):
-            with torch.cuda.stream(streams[lane]):
-                yield lane, slot, min(cells.together, cells.slots - slot), part
-    for other in streams[1:] if device.type == "cuda" else []:
-        streams[0].wait_stream(other)
+        for part in range(cells.parts):
+            yield Group(number % cells.lanes, slot, min(cells.together, cells.slots - slot), part)
+
+
+@contextmanager
+def forked(device: torch.device, count: int) -> Iterator[Sequence[torch.cuda.Stream | None]]:
+    """The current stream and others, which start after its work so far; it waits for them at the end. On a CPU there is
+    none."""
+    if device.type != "cuda":
+        yield [None] * count
+        return
+    current = torch.cuda.current_stream(device)
+    others = [_stream(device, number) for number in range(1, count)]
+    for other in others:
+        other.wait_stream(current)
+    try:
+        yield [current, *others]
+    finally:
+        for other in others:
+            current.wait_stream(other)
 
 
 @functools.cache
-def _stream(device: torch.device, _: int) -> torch.cuda.Stream:
+def _stream(device: torch.device, number: int) -> torch.cuda.Stream:  # noqa: ARG001 (a stream per number)
     return torch.cuda.Stream(device)
 
 

@@ -1,14 +1,16 @@
 """Variants of relative attention, against FlexAttention without the position term, in one process.
 
-    python benchmarks/attention_variants.py [--shapes 512,2048,8192,wide,eval] [--variants today,stored] [--json FILE]
+    python benchmarks/attention_variants.py [--shapes 512,2048,8192] [--variants today,stored] [--json FILE]
     python benchmarks/attention_variants.py --training [--variants today,twice,in-turn+twice]
 
-Every variant is first checked against the reference in float64. Then all of them are timed in turn, forward and
-backward, plain and captured in a CUDA graph, and the forward pass alone, captured; the median round counts. `wide` has
-heads of 128. `eval` is the forward pass of 32,768 queries with a window of 3,800. `--variants forward` measures all
-variants of the forward kernel, and a plus sign joins one of them and one of the backward pass. Kernels are compiled
-and run beforehand in parallel processes. A variant that fails there is left out, because an illegal access would end
-the measurements of all others. `--training` measures training steps of `longspan bench train` instead, against its
+Every variant is first checked against the reference in float64, and its CUDA graph against kernels that compute the
+scores again. Then all of them are timed in turn, forward and backward, plain and captured in a CUDA graph, and the
+forward pass alone, captured; the median round counts, and the spread is that of captured rounds, (max - min) / median.
+`wide`, `wide-768` and `wide-2048` have heads of 128. `eval` is the forward pass of 32,768 queries with a window of
+3,800. `--variants forward` measures all variants of the forward kernel, and a plus sign joins one of them and one of
+the backward pass. `today` is checked with the plans of the complete shape. Kernels are compiled and run beforehand in
+parallel processes. A variant that fails there is left out, because an illegal access would end the measurements of all
+others. `--training` measures training steps of `longspan bench train` instead, against its
 rival.
 """
 
@@ -31,7 +33,7 @@ import torch
 from gpu import require_gpu
 from old_and_new import captured, milliseconds, save
 
-from longspan.cuda_graphs import CapturedStep
+from longspan.cuda_graphs import CapturedStep, warm_up
 from longspan.experiments.bench import timing, train
 from longspan.experiments.bench.attention import _rival
 from longspan.kernels.relative_attention import fused, reference, split, stored
@@ -57,6 +59,8 @@ SHAPES = {
     "2048": Shape(2048, 64, 8, 64),
     "8192": Shape(8192, 16, 8, 64),
     "wide": Shape(512, 64, 4, 128),
+    "wide-768": Shape(768, 16, 8, 128, 768),  # recipes/enwik8-large.toml on four devices
+    "wide-2048": Shape(2048, 32, 4, 128),
     "eval": Shape(3800, 1, 8, 64, 32768, 3800),
 }
 MIB = 1 << 20
@@ -137,17 +141,47 @@ def gradients(attention: Callable[..., torch.Tensor], tensors: list[torch.Tensor
     return out.detach(), *torch.autograd.grad(out, leaves, grad)
 
 
-def error(name: str, M: int, D: int, L: int = SEGMENT, window: int | None = None) -> float:
+def plans_of(name: str, shape: str) -> list[Plan | None]:
+    """Those of the backward pass of a complete batch, as it is and in a CUDA graph. `error` uses a smaller batch."""
+    M, B, H, D, L, window = SHAPES[shape]
+    query = torch.empty(B, H, L, D, device="cuda", dtype=torch.bfloat16)
+    found = list[Plan | None]()
+    with using(name):
+        choose = functools.partial(stored.chosen, query, M + L, None, window or 0)
+        found.append(choose())
+        warm_up(lambda: found.append(choose()))
+    return list(dict.fromkeys(found))
+
+
+def error(name: str, plans: list[Plan | None], M: int, D: int, L: int = SEGMENT, window: int | None = None) -> float:
     """The largest relative error of the output and the gradients, against float64."""
     torch.manual_seed(1)
     tensors = draw(M, 2, 2, D, L)
     grad = torch.randn_like(tensors[0])
-    with using(name):
-        found = gradients(lambda *x: fused.relative_attention(*x, window=window), tensors, grad)
     exact = [tensor.double() for tensor in tensors]
     wanted = gradients(lambda *x: reference.relative_attention(*x, window=window), exact, grad.double())
-    errors = [(a.double() - b).norm() / b.norm() for a, b in zip(found, wanted, strict=True)]
+    errors = [torch.zeros((), device="cuda", dtype=torch.float64)]
+    for plan in plans:
+        with using(name), stored.using(plan):
+            found = gradients(lambda *x: fused.relative_attention(*x, window=window), tensors, grad)
+        errors.append(difference(found, wanted))
     return float(torch.stack(errors).max())  # NaN if one of them is
+
+
+def difference(found: Any, wanted: Any) -> torch.Tensor:
+    return torch.stack([(a.double() - b).norm() / b.norm() for a, b in zip(found, wanted, strict=True)]).max()
+
+
+def graph_error(call: Callable[[], Any], plain: Callable[[], Any]) -> float:
+    """The largest relative difference of a captured call from another that is not captured."""
+    wanted = [tensor.double() for tensor in plain()]
+    warm_up(call)
+    graph, found = torch.cuda.CUDAGraph(), list[Any]()
+    with torch.cuda.graph(graph):
+        found += call()
+    for _ in range(2):
+        graph.replay()
+    return float(difference(found, wanted))
 
 
 def measure(shape: str, variants: list[str], rounds: int) -> list[dict[str, Any]]:
@@ -176,8 +210,14 @@ def measure(shape: str, variants: list[str], rounds: int) -> list[dict[str, Any]
         call = functools.partial(both, name)
         try:
             if name != "flex":
-                errors = {"error": error(name, M, D, window=window), "odd": error(name, 333, D, 200, 250)}
-                rows[name] = {**errors, "MiB": extra_memory(call)}
+                plans = plans_of(name, shape)
+                rows[name] = {
+                    "error": error(name, plans, M, D, L if window is None else SEGMENT, window),
+                    "odd": error(name, plans, 333, D, 200, 250),
+                    "MiB": extra_memory(call),
+                }
+                if window is None:
+                    rows[name]["graph_error"] = graph_error(call, functools.partial(both, "twice"))
             ways[name] = [call, captured(call), captured(functools.partial(forward, name))]
         except Exception as problem:  # one variant that fails must not end the run
             print(f"{shape} {name} failed: {type(problem).__name__}: {str(problem)[:300]}", flush=True)
@@ -194,6 +234,7 @@ def measure(shape: str, variants: list[str], rounds: int) -> list[dict[str, Any]
         row: dict[str, Any] = {"shape": shape, "variant": name, **rows.get(name, {})}
         for (time_label, ratio_label), ms, flex in zip(labels, three, medians["flex"], strict=True):
             row |= {time_label: ms, ratio_label: flex / ms}
+        row["graph_spread"] = (max(times[name][1]) - min(times[name][1])) / row["graph_ms"]
         found.append(row)
     return found
 
@@ -297,27 +338,27 @@ def compile_one(shape: str, name: str) -> None:
         if window is None:
             gradients(_rival(tensors), tensors[:3], torch.randn_like(tensors[0]))
         return
-    tensors = draw(M, 2, H, D)
-    with using(name):
-        gradients(functools.partial(fused.relative_attention, window=window), tensors, torch.randn_like(tensors[0]))
-    error(name, 333, D, 200, 250)
+    plans = plans_of(name, shape)
+    error(name, plans, M, D, L if window is None else SEGMENT, window)
+    error(name, plans, 333, D, 200, 250)
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    print("shape  variant            ms     ratio  graph   ratio  forward ratio  extra MiB  error  error, awkward")
+    print("shape  variant            ms     ratio  graph   ratio  forward ratio  extra MiB  spread  error  odd  graph")
     for row in rows:
-        right = all(row.get(key, 0.0) <= BOUND for key in ("error", "odd"))  # NaN is not
+        right = all(row.get(key, 0.0) <= BOUND for key in ("error", "odd", "graph_error"))  # NaN is not
         print(
             f"{row['shape']:<6} {row['variant']:<18} {row['ms']:6.3f} {row['ratio']:.3f}  {row['graph_ms']:6.3f}"
             f"  {row['graph_ratio']:.3f}  {row['forward_ms']:6.3f}  {row['forward_ratio']:.3f}"
             f"  {row.get('MiB', 0):7.0f}"
-            f"  {row.get('error', 0):.1e}  {row.get('odd', 0):.1e}{'' if right else ' WRONG'}"
+            f"  {row['graph_spread']:6.1%}  {row.get('error', 0):.1e}  {row.get('odd', 0):.1e}"
+            f"  {row.get('graph_error', 0):.1e}{'' if right else ' WRONG'}"
         )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--shapes", default="512,2048,8192,wide,eval", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--variants", default=DEFAULT)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--training", action="store_true")

@@ -23,6 +23,7 @@ import torch
 from gpu import require_gpu
 from torch import nn
 
+from longspan.cuda_graphs import warm_up
 from longspan.data import Encoded
 from longspan.kernels import muon
 from longspan.kernels.relative_attention import split
@@ -63,7 +64,7 @@ def in_turn(forms: dict[str, Callable[[], Any]], repeat: int, rounds: int) -> di
 
 
 def captured(call: Callable[[], Any]) -> Callable[[], None]:
-    call()
+    warm_up(call)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -295,7 +295,11 @@ def show(rows: list[Row]) -> None:
 def save(file: Path | None, **results: Any) -> None:
     """Write results as JSON, with what they were measured on."""
     if file is not None:
-        facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, **results}
+        facts = {
+            "date": time.strftime("%Y-%m-%d"),
+            "device": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+        } | results
         file.write_text(json.dumps(facts, indent=1) + "\n")
 
 

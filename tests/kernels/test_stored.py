@@ -3,6 +3,7 @@
 Buffers are filled with NaN, so that a test fails if something is read that was not written.
 """
 
+import inspect
 import re
 from typing import Any
 
@@ -78,6 +79,46 @@ def test_launches_per_role_equal_the_reference(planes: int, lanes: int, together
 def test_single_queries_and_complete_tiles_equal_the_reference(L: int, M: int, keys: int, lanes: int) -> None:
     tensors = draw(2, 1, L, M, 16, None, "cpu", torch.float32)
     assert_close_to_reference(Plan(keys=keys, limit=1 << 18, lanes=lanes), tensors, 2e-6)
+
+
+class Compiled:
+    """A kernel as Triton returns it from a launch: it takes every argument by position, constants included."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel, self.launches = kernel, 0
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Any:
+        def launch(*arguments: Any) -> None:
+            self.launches += 1
+            named = inspect.signature(self.kernel.fn).bind(*arguments).arguments
+            self.kernel[grid](**named)
+
+        return launch
+
+
+class Kernel:
+    def __init__(self, kernel: Any) -> None:
+        self.kernel, self.compiled = kernel, list[Compiled]()
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*arguments: Any, **options: Any) -> Compiled:
+            self.kernel[grid](*arguments, **options)
+            self.compiled.append(Compiled(self.kernel))
+            return self.compiled[-1]
+
+        return launch
+
+
+@interpreted
+def test_direct_launches_pass_the_same_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    from longspan.kernels.relative_attention import stored_backward
+
+    kernel = Kernel(stored_backward.stored_kernel)
+    monkeypatch.setattr(stored_backward, "stored_kernel", kernel)
+    tensors = draw(3, 1, 17, 9, 16, 7, "cpu", torch.float32)
+    plan = Plan(keys=16, limit=1 << 16, lanes=2, direct=True)
+    assert_close_to_reference(plan, tensors, 2e-6, window=18)
+    assert [compiled.launches > 1 for compiled in kernel.compiled] == [True, True]  # one launch per role searches
 
 
 class Refusal(Exception):
@@ -258,7 +299,7 @@ def test_the_plan_depends_on_the_keys_and_on_capture(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("planes", [2, 3])
 @pytest.mark.parametrize("D", [32, 41, 64, 80, 128])
 def test_all_head_widths_on_the_gpu(planes: int, D: int, lanes: int) -> None:
-    plan = Plan(planes=planes, keys=256, limit=4 << 20, lanes=lanes)
+    plan = Plan(planes=planes, keys=256, limit=4 << 20, lanes=lanes, direct=D == 64)
     tensors = draw(3, 2, 130, 700, D, 300, "cuda", torch.bfloat16)
     assert_close_to_reference(plan, tensors, 1e-2)
     assert_close_to_reference(plan, tensors, 1e-2, window=500)
@@ -288,7 +329,7 @@ def test_launches_in_a_graph(lanes: int) -> None:
     tensors = draw(16, 8, 512, 2100, 64, None, "cuda", torch.bfloat16)
     fixed = [tensor.clone() for tensor in tensors]
     graph = torch.cuda.CUDAGraph()
-    with stored.using(Plan(keys=1024, limit=64 << 20, lanes=lanes)):
+    with stored.using(Plan(keys=1024, limit=64 << 20, lanes=lanes, direct=lanes == 4)):
         plain = gradients(fused.relative_attention, tensors)
         torch.cuda.synchronize()
         generator, grad = torch.Generator().manual_seed(5), torch.empty_like(tensors[0])

@@ -39,6 +39,7 @@ class Plan:
     prefetch: bool = True  # into the L2 cache, all tiles of a reader
     registers: int | None = 168
     lanes: int = 0  # streams with launches of their own; 0: one launch
+    direct: bool = False  # launches after the first of a role skip Triton's search for the compiled kernel
 
     def backward(
         self, grad: Tensor, out: Tensor, lse: Tensor, query: Tensor, key: Tensor, value: Tensor, distance: Tensor,
@@ -71,19 +72,30 @@ class Plan:
         if self.registers is not None and how.registers is not None:
             registers["maxnreg"] = self.registers
 
+        kernels: dict[int, Any] = {}
+
         def launched(role: int, grid: tuple[int, ...], into: Tensor, first_cell: int = 0) -> None:
-            stored_kernel[grid](
+            arguments = (
                 query, u, w, with_w, key, value, distance, grad, lse, delta, seed,
                 into, partial, flags, grad_query, grad_key, grad_value, grad_distance, grad_biases, grad_u,
                 *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *distance.stride()[:2],
                 *grad.stride()[:3], *grad_query.stride()[:3], *grad_key.stride()[:3], *grad_value.stride()[:3],
                 H, L, K - L, C, window, D**-0.5, LOG2E * D**-0.5, dropout, cells.slots, cells.count, cells.lag,
                 cells.ring, cells.blocks, cells.tiles, cells.all_tiles, first_cell,
-                D=D, BD=BD, T=T, WINDOW=window > 0, DROPOUT=dropout > 0.0, SLIDE=how.slide,
-                PRECISION="ieee" if query.dtype == torch.float32 else "tf32", PLANES=self.planes, SPLIT=cells.split,
-                STAGES=self.stages if D <= 64 else min(self.stages, 2), PREFETCH=self.prefetch, ROLE=role,
-                num_warps=how.num_warps, num_stages=how.num_stages, **({} if role == READER else registers),
             )  # fmt: skip
+            constants = {
+                "D": D, "BD": BD, "T": T, "WINDOW": window > 0, "DROPOUT": dropout > 0.0, "SLIDE": how.slide,
+                "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32", "PLANES": self.planes,
+                "SPLIT": cells.split, "STAGES": self.stages if D <= 64 else min(self.stages, 2),
+                "PREFETCH": self.prefetch, "ROLE": role,
+            }  # fmt: skip
+            if self.direct and kernels.get(role):
+                kernels[role][*grid, 1](*arguments, *constants.values())
+            else:
+                options = {} if role == READER else registers
+                kernels[role] = stored_kernel[grid](
+                    *arguments, **constants, num_warps=how.num_warps, num_stages=how.num_stages, **options
+                )
 
         if not self.lanes:
             launched(BOTH, (cells.programs(self.planes),), stored)

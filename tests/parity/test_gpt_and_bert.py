@@ -8,10 +8,11 @@ import torch
 
 import longspan
 from longspan.checkpoints.weights import fill, weights_of
-from longspan.errors import CheckpointError, ConfigError
+from longspan.errors import CheckpointError, ConfigError, DataWarning
 from longspan.interop.huggingface import COMPUTED, KINDS, check_computed, import_huggingface, make_model
 from longspan.models.bert import BERT
 from longspan.reading import Reading
+from longspan.tokenizers import ByteTokenizer
 
 transformers = pytest.importorskip("transformers")
 B, T, V = 2, 9, 29
@@ -63,6 +64,19 @@ def test_gpt(kind: str) -> None:
     expected.backward()
     loss.backward()
     compare_gradients(ours, theirs, config.model_type)
+
+
+def test_rows_of_the_embedding_without_a_token_are_left_out() -> None:
+    """Embeddings are often padded to a round number of rows."""
+    config = transformers.GPT2Config(**GPT | {"vocab_size": 260})
+    theirs = transformers.GPT2LMHeadModel(config).eval()
+    with pytest.warns(DataWarning, match="4 rows"):
+        ours = make_model(config.to_dict(), theirs.state_dict(), "theirs", ByteTokenizer())
+    ids = torch.randint(256, (B, T))
+    torch.testing.assert_close(ours(ids)[0], theirs(ids).logits[..., :256])
+    config.vocab_size = 255
+    with pytest.raises(ConfigError, match=r"255 .* 256"):
+        make_model(config.to_dict(), theirs.state_dict(), "theirs", ByteTokenizer())
 
 
 OTHER: list[tuple[str, str, Any]] = [

@@ -1,6 +1,7 @@
 """Import GPT, GPT-2, BERT and XLNet of `transformers`: their config.json and safetensors in longspan's names."""
 
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from longspan import config as configs
 from longspan.checkpoints.manifest import read_json
 from longspan.checkpoints.weights import fill, parse_weights, weights_of
 from longspan.contract import LanguageModel
-from longspan.errors import CheckpointError, ConfigError, DataError, UnknownNameError
+from longspan.errors import CheckpointError, ConfigError, DataError, DataWarning, UnknownNameError, counted
 from longspan.models.families import create, family
 from longspan.reading import Reading
 from longspan.shapes import Tensor
@@ -190,10 +191,14 @@ def make_model(values: Values, tensors: Mapping[str, Tensor], where: str, tokeni
         raise CheckpointError(f"{where} has no {error.args[0]!r} in its {CONFIG}; it is damaged") from None
     named = {key: tokenizer.token_id(token) for key, token in SPECIAL.get(kind, {}).items()} if tokenizer else {}
     given = {key: value for key, value in (made | named).items() if value is not None}
+    if tokenizer is not None:
+        given["vocabulary"] = known_tokens(given["vocabulary"], tokenizer, where)
     chosen: Any = configs.build(family(name).Config, given, "model")
     model = create(name, chosen, Reading(segment=segment, memory=0))
     expected = model.state_dict(keep_vars=True)
     found = convert(tensors, made["layers"])
+    for name in {"embedding.tables.0", "head.tables.0", "head.biases.0"} & found.keys():
+        found[name] = found[name][: given["vocabulary"]]
     # A tied tensor has one name.
     first = {id(tensor): name for name, tensor in reversed(expected.items())}
     wanted = {name: tensor for name, tensor in found.items() if first.get(id(expected.get(name))) == name}
@@ -201,6 +206,23 @@ def make_model(values: Values, tensors: Mapping[str, Tensor], where: str, tokeni
     heads = {name: t.detach() for name, t in weights_of(model).items() if name.startswith(OPTIONAL.get(kind, ()))}
     fill(model, heads | wanted, where)
     return model.eval()
+
+
+def known_tokens(rows: int, tokenizer: Tokenizer, where: str) -> int:
+    """The vocabulary of a model whose embedding has so many rows. Some are padded to a round number."""
+    if rows < tokenizer.size:
+        raise ConfigError(
+            f"{where} has {rows:,} tokens, but its tokenizer has {tokenizer.size:,}; import the tokenizer of this model"
+        )
+    if rows > tokenizer.size:
+        gone = counted(rows - tokenizer.size, "row")
+        warnings.warn(
+            f"{gone} of the embedding of {where} belong to no token of its tokenizer and are left out, so the other "
+            "tokens get their probability",
+            DataWarning,
+            stacklevel=2,
+        )
+    return tokenizer.size
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:

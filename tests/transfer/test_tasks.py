@@ -66,6 +66,7 @@ def test_a_task_file_overrides_what_the_keys_say(tmp_path: Path) -> None:
     [
         ({"text": "a"}, ["train.jsonl, row 1", "label"]),
         ({"text": "", "label": 1}, ["text"]),
+        ({"text": 5, "label": 1}, ["text=5", "quotes"]),
         ({"words": ["a", "b"], "tags": ["O"]}, ["2 words and 1 tag;"]),
         ({"words": ["a"], "tags": []}, ["1 word and 0 tags;"]),
         ({"premise": "a", "choice1": "b", "choice2": "c", "label": 2}, ["label=2"]),
@@ -114,6 +115,8 @@ def test_all_rows_have_the_choices_of_the_first(tmp_path: Path, label: int) -> N
         ("text,mood\na,x\nb,y\n", ["row 1", "'label'", "'text', 'mood'", "task.toml"]),
         ("text\na,x\n", ["2 fields and 1 column;"]),
         ("text,label\na,x\n", ["1 row", "at least 2"]),
+        ('text,label\n"a,x\nb,y\nc,x\n', ["train.csv", "line 4", "double"]),  # an open quote
+        ('text,label\n"a,x\nb,y\n"c,x\nd,y\n', ["train.csv", "line 4", "double"]),  # closed in another row
     ],
 )
 def test_a_bad_table_is_named(tmp_path: Path, table: str, words: list[str]) -> None:

@@ -60,18 +60,20 @@ class TaskData:
         """The test examples, with labels or all without. Read them once, after every choice is made."""
         return self._read("test")
 
+    def to_check(self) -> dict[str, list[Example]]:
+        """The rows of the files of dev and test, for checks before training."""
+        return {split: self._read(split) for split in ("dev", "test") if split in self.files}
+
     def check_held_out(self, labels: Sequence[str] = ()) -> None:
         """Refuse dev and test rows that cannot be read or scored, before training. Nothing else is done with test rows.
         `labels` are the classes of training."""
-        for split in ("dev", "test"):
-            if split not in self.files:
-                continue
-            for row, example in enumerate(self._read(split), start=1):
+        for split, examples in self.to_check().items():
+            for row, example in enumerate(examples, start=1):
                 if (unseen := example.unseen(labels)) is not None:
                     fix = "leave out all labels to get predictions" if split == "test" else "add such rows to train"
                     raise DataError(
                         f"{self.files[split].name}, row {row} has the label {unseen!r:.40}, but train has only "
-                        f"{', '.join(labels):.200}; use one of those, or {fix}"
+                        f"{', '.join(map(repr, labels)):.200}; use one of those, or {fix}"
                     )
         if self.held_out:
             self._warn_of_unseen(labels)
@@ -188,7 +190,7 @@ def rows_of_input() -> Iterator[dict[str, Any]]:
 def csv_rows(file: Iterable[str], name: str) -> Iterator[dict[str, Any]]:
     """The rows of a table whose first line names its columns."""
     csv.field_size_limit(LONGEST_FIELD)
-    reader = csv.DictReader(file)
+    reader = csv.DictReader(file, strict=True)  # else an open quote swallows the rows after it
     try:
         columns = list(reader.fieldnames or [])
         if repeated := [column for k, column in enumerate(columns) if column in columns[:k]]:
@@ -203,5 +205,6 @@ def csv_rows(file: Iterable[str], name: str) -> Iterator[dict[str, Any]]:
             yield row
     except csv.Error as error:
         raise DataError(
-            f"{name} is not a table ({error!s:.80}); separate fields with commas and put texts in quotes"
+            f"{name} is not a table ({error!s:.80}, up to line {reader.reader.line_num}); separate fields with commas, "
+            "put texts that contain commas or quotes in quotes, and double the quotes inside"
         ) from None

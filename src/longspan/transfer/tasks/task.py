@@ -169,7 +169,9 @@ def _text(row: Mapping[str, Any], key: str, where: str, *, words: bool) -> Any:
                 "spaces"
             )
         return found
-    if not isinstance(value, str) or not value.strip():
+    if value is not None and not isinstance(value, str):
+        raise DataError(f"{where} has {key}={value!r:.40}, which is not a text; put it in quotes")
+    if not value or not value.strip():
         raise DataError(f"{where} has no text under {key!r}{_instead(row, key)}; every row needs one")
     return _encodable(value, key, where)
 

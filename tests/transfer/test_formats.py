@@ -91,3 +91,6 @@ def test_a_backward_model_reads_texts_from_their_end(model: TextModel) -> None:
     layout = Format(model.tokenizer, "pair", ["a"], model.model, reverse=True)
     (row,) = layout.encode([Example(("abc", "de"))])[0].rows
     assert model.tokenizer.decode(row) == "cba\ned\n"
+    layout = Format(model.tokenizer, "single", ["a"], model.model, 9, reverse=True)
+    (row,) = layout.encode([Example(("abcdefghijklmnop",))])[0].rows
+    assert model.tokenizer.decode(row) == "ponmlkba\n"  # shortened as for a forward model

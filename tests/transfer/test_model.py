@@ -237,6 +237,15 @@ def test_texts_are_embedded_with_the_features_of_the_task() -> None:
     np.testing.assert_allclose(embed(plain_model, ["some text"], "1")[0], windows.mean(0), rtol=0, atol=1e-6)
 
 
+def test_a_backward_run_embeds_texts_from_their_end() -> None:
+    base = build("awd-lstm", {"vocabulary": 256, "layers": 2, "width": 16, "inner": 24})
+    model = wrap(base, "awd-lstm", reverse=True).float().eval()
+    hidden, _ = model.base.encode(torch.tensor([list(b"emos")]))
+    per_token, last = (embed(TextModel(model, ByteTokenizer()), ["some"], "1", way)[0] for way in ("none", "last"))
+    np.testing.assert_allclose(per_token, hidden[1][0].detach().flip(0), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(last, hidden[1][0, -1].detach(), rtol=0, atol=1e-6)
+
+
 def test_embedded_features_are_normalised_as_in_training() -> None:
     model = make("transformer-xl", features="sum", normalised=True)
     text_model = TextModel(model, ByteTokenizer())

@@ -30,8 +30,8 @@ def embed(
     `layer` is a number (0: the embedding, -1: the last layer), or one of `transfer.features`: last, second-to-last,
     sum, sum-last-four, concat-last-four, or mix with the weights that a fine-tuned model has learned. Features with a
     name are normalised if the model was trained with model.normalised=true; a number gives a layer as it is. A text of
-    any length is read through the model's memory, or in windows. Bidirectional models read it between their special
-    tokens, such as [CLS] and [SEP], whose own features are left out.
+    any length is read through the model's memory, or in windows; a run with model.reverse=true reads it from its end.
+    Bidirectional models read it between their special tokens, such as [CLS] and [SEP], whose own features are left out.
     """
     if pooling not in ("last", "mean", "concat", "none"):
         raise ConfigError(f"pooling={pooling!r:.40} must be last, mean, concat or none")
@@ -43,6 +43,8 @@ def _embed(model: TextModel, text: str, layer: str, pooling: str) -> NDArray[np.
     if not len(ids):
         raise DataError("a text has 0 tokens; features need at least 1, so remove empty texts")
     language_model = model.model
+    reverse = isinstance(language_model, TaskModel) and language_model.config.reverse
+    ids = ids[::-1] if reverse else ids
     tokens = torch.from_numpy(ids.astype(np.int64)).to(model.device)[None]
     before, after = _ends(model)
     segment, around = language_model.reading.segment, before.shape[1] + after.shape[1]
@@ -59,6 +61,8 @@ def _embed(model: TextModel, text: str, layer: str, pooling: str) -> NDArray[np.
         if pooling != "none":
             pool = Pool.empty(1, features.shape[-1], features)
             features = pool.add(features, torch.ones_like(tokens, dtype=torch.bool), first=False).vector(pooling)
+        elif reverse:
+            features = features.flip(1)
     return features[0].cpu().numpy()
 
 

@@ -59,7 +59,7 @@ class Reads(Protocol):
     @property
     def causal(self) -> bool: ...
     @property
-    def classify_at(self) -> Literal["first", "last"]: ...
+    def classify_at(self) -> Literal["first", "last", "both"]: ...
     @property
     def reading(self) -> Reading: ...
     def has_memory(self) -> bool: ...
@@ -128,14 +128,13 @@ class Format:
             gone = f"{counted(sum(cut), 'word')} in {counted(sum(map(bool, cut)), 'sentence')}"
             warnings.warn(
                 f"{gone} of {name} do not fit into a sequence, because model.longest or training.segment allows "
-                f"{counted(self.longest or 0, 'token')}; they are not trained on, and their predicted tag is "
-                f"{self.other_tag!r}",
+                f"{counted(self.longest or 0, 'token')}; {'they are not trained on' * (name == 'train')}"
+                f"{f'their predicted tag is {self.other_tag!r}' * (name != 'train')}",
                 DataWarning,
                 stacklevel=3,
             )
 
     def _document(self, example: Example, texts: list[Ids]) -> Sequences:
-        texts = [text[::-1] for text in texts] if self.reverse else texts
         parts: list[tuple[Ids, ...]]
         if len(texts) == 1:
             parts = [(texts[0],)]
@@ -154,6 +153,7 @@ class Format:
         if self.longest is not None:
             room = self.longest - len(before) - len(after) - sum(map(len, inside))
             texts = shorten(texts, max(room, len(texts)))
+        texts = [text[::-1] for text in texts] if self.reverse else texts
         parts = [texts[0], *(part for pair in zip(inside, texts[1:], strict=True) for part in pair)]
         return np.concatenate([before, *parts, after])
 
@@ -189,7 +189,7 @@ class Format:
         names: Any = label if self.kind == "tags" else (label,)
         for name in names:
             if name not in self.labels:
-                known = ", ".join(self.labels)
+                known = ", ".join(map(repr, self.labels))
                 raise DataError(f"the label {name!r:.40} does not occur in train, whose labels are {known:.200}")
         return tuple(self.labels[name] for name in names)
 

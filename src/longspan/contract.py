@@ -109,8 +109,9 @@ class LanguageModel(nn.Module, ABC):
     """Whether it reads the characters of tokens, so that it must know how they are spelled."""
     predicts_next: ClassVar[bool] = True
     """Whether it is trained to predict the next token in some order, so that likelihoods mean something."""
-    classify_at: ClassVar[Literal["first", "last"]] = "last"
-    """The position of a document whose hidden state is classified: after its text, or before it."""
+    classify_at: ClassVar[Literal["first", "last", "both"]] = "last"
+    """The position of a document whose hidden state is classified: after its text, or before it. "both" if neither
+    has read the complete text."""
     config: Any
     head: Head
     reading: Reading = Reading()

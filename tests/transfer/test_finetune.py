@@ -1,7 +1,9 @@
 """Fine-tuning: it learns, resumes exactly, chooses on dev, and reads test once."""
 
 import json
+import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -216,11 +218,16 @@ def test_several_seeds_have_a_mean_and_a_deviation(base: Path, folder: Path, tmp
     a, b = summary["dev_per_seed"]
     assert summary["dev"] == pytest.approx((a + b) / 2)
     assert summary["dev_std"] == pytest.approx(abs(a - b) / 2**0.5)
-    assert {path.name for path in (tmp_path / "r").iterdir()} == {"seed-1", "seed-2"}
+    assert {path.name for path in (tmp_path / "r").iterdir()} == {"seed-1", "seed-2", "result.json"}
+    assert json.loads((tmp_path / "r" / "result.json").read_text())["dev_std"] == summary["dev_std"]
+    with pytest.raises(ConfigError, match=r"seed-1 --with .*seed-2"):
+        load_predictor(tmp_path / "r")
     with pytest.raises(ConfigError, match="seed=7"):  # equal runs would have a deviation of 0
         finetune(base, folder, tmp_path / "s", overrides=["training.seed=7"], seeds=2, device="cpu")
     once = finetune(base, folder, tmp_path / "s", overrides=[*sets, "training.seed=7"], device="cpu")
     assert once.seeds == (7,)
+    with pytest.raises(ConfigError, match="one seed"):
+        finetune(base, folder, tmp_path / "s", overrides=sets, seeds=2, resume="auto", device="cpu")
 
 
 SEVERAL = {
@@ -256,6 +263,33 @@ def test_changed_examples_cannot_be_resumed(finished: tuple[Path, dict[str, Any]
         finetune(base, folder, out, seeds=0)
     with pytest.raises(ConfigError, match="epochs"):
         finetune(base, folder, out, overrides=["training.steps=3"], epochs=8)
+    for epochs in (0, math.nan, math.inf):
+        with pytest.raises(ConfigError, match="epochs"):
+            finetune(base, folder, out, epochs=epochs)
+
+
+def test_other_weights_cannot_be_resumed(
+    finished: tuple[Path, dict[str, Any]], base: Path, folder: Path, tmp_path: Path
+) -> None:
+    """They would not be used, so a control could be a copy of the run that it controls."""
+    same, other, changed = tmp_path / "moved", tmp_path / "other", longspan.load(base, device="cpu")
+    shutil.copytree(base, same)
+    changed.model.u.data += 1
+    changed.save(other)
+    more: dict[str, Any] = {"overrides": FAST, "epochs": 7, "resume": "auto", "device": "cpu"}
+    with pytest.raises(ConfigError, match="from-scratch"):
+        finetune(base, folder, finished[0], from_scratch=True, **more)
+    with pytest.raises(ConfigError, match="other"):
+        finetune(other, folder, finished[0], **more)
+    assert finetune(same, folder, finished[0], **more).summary() == finished[1]
+
+
+@pytest.mark.parametrize("limit", ["training.seconds=99", "training.tokens=999999"])
+def test_tokens_and_seconds_do_not_replace_the_epochs(limit: str, base: Path, folder: Path) -> None:
+    data = open_task(folder)
+    made = resolve(load_model(base), data, overrides=[limit, "training.batch=6"])
+    assert made.training.steps == 3 * 9  # 54 examples
+    assert made.training.validate_every == 2
 
 
 REFUSED = [
@@ -267,6 +301,9 @@ REFUSED = [
     ("gpt", "training.segment_jitter=2.0", "segment_jitter"),
     ("gpt", "data.reverse=true", "model.reverse"),
     ("gpt", "model.crf=4", "crf"),
+    ("gpt", 'model.metrics=["f1"]', "task.toml"),
+    ("gpt", "model.family=bert", "model.family"),
+    ("gpt", "training.init_from=base", "first argument"),
     ("gpt", "training=3", "training"),
     ("awd-lstm", "model.features=mix", "one width"),
     ("awd-lstm", "model.features=sum-last-four", "one width"),
@@ -284,6 +321,12 @@ def test_what_cannot_work_is_refused_before_the_start(
     with pytest.raises(ConfigError, match=word):
         finetune(tmp_path / "base", folder, tmp_path / "r", overrides=settings.split(), device="cpu")
     assert not (tmp_path / "r").exists()
+
+
+def test_equal_scores_are_refused(base: Path, tmp_path: Path) -> None:
+    write(tmp_path / "t" / "train.jsonl", [{"text": "a", "score": 2}] * 4)
+    with pytest.raises(DataError, match=r"2\.0"):
+        finetune(base, tmp_path / "t", tmp_path / "r", device="cpu")
 
 
 def labelled(labels: list[Any]) -> list[dict[str, Any]]:
@@ -312,7 +355,7 @@ def test_labels_that_do_not_fit_are_refused(
 
 
 UNSEEN: list[tuple[str, list[Any], str]] = [
-    ("dev", [1], r"dev.jsonl, row 1 .*'1'.* x, y"),
+    ("dev", [1], r"dev.jsonl, row 1 .*'1'.* 'x', 'y'"),
     ("dev", ["x", "X", "y"], r"dev.jsonl, row 2 .*'X'"),
     ("test", [["O"], ["B-X", "U-X"]], r"test.jsonl, row 2 .*'U-X'"),
 ]
@@ -377,6 +420,14 @@ def test_elmo_from_scratch_knows_how_tokens_are_spelled(folder: Path, tmp_path: 
     sets = ["training.steps=1", "training.batch=2"]
     finetune(tmp_path / "base", folder, tmp_path / "r", overrides=sets, from_scratch=True, device="cpu")
     finetune(tmp_path / "base", folder, tmp_path / "r", overrides=sets, from_scratch=True, resume="auto", device="cpu")
+    assert load_predictor(tmp_path / "r").model.config.pooling == "concat"  # half of the last state has read nothing
+    write(tmp_path / "t" / "train.jsonl", sentences(8, 1))
+    write(tmp_path / "t" / "test.jsonl", [*sentences(2, 1), {"text": "a cake", "label": "good"}])
+    (tmp_path / "few.txt").write_text("".join(f"{word}\n" for word in ["<eos>", *REST, *GOOD, *BAD]))
+    longspan.init("elmo", tmp_path / "few.txt", device="cpu", **shape).save(tmp_path / "few")
+    with pytest.raises(DataError, match=r"test, row 3: .*'cake'"):
+        finetune(tmp_path / "few", tmp_path / "t", tmp_path / "u", overrides=sets, device="cpu")
+    assert not (tmp_path / "u").exists()
     made, loaded = load_predictor(tmp_path / "r").model.base, longspan.load(tmp_path / "base", device="cpu").model
     assert torch.equal(made.embedding.spelling, loaded.embedding.spelling)
     assert not torch.equal(made.embedding.projection.weight, loaded.embedding.projection.weight)
@@ -446,3 +497,6 @@ def test_an_ensemble_is_the_mean_of_its_members(finished: tuple[Path, dict[str, 
     for one, a, b in zip(found, member.predict(examples), other.predict(examples), strict=True):
         assert one.probabilities[1] == pytest.approx((a.probabilities[1] + b.probabilities[1]) / 2)
         assert one.label == ("good" if one.probabilities[1] > 0.5 else "bad")
+    member.model.config = member.config = replace(member.config, task="tastes")
+    with pytest.raises(ConfigError, match=r"'tastes'.* 'moods'"):
+        Ensemble([member, other])

@@ -57,7 +57,8 @@ def finetune(
         str, typer.Option("--recipe", metavar="NAME|FILE", help="A recipe: finetune, finetune-ulmfit or a file.")
     ] = "finetune",
     epochs: Annotated[
-        float | None, typer.Option("--epochs", help="Number of passes over the training examples. Default: 3.")
+        float | None,
+        typer.Option("--epochs", help="Passes over the training examples. Default: 3, unless training.steps is set."),
     ] = None,
     seeds: Annotated[
         int, typer.Option("--seeds", help="Train with seeds 1 to this number; reports mean and standard deviation.")

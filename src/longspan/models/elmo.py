@@ -114,6 +114,7 @@ class ResidualLSTM(LSTMLayer):
 class ELMo(RecurrentModel):
     Config: ClassVar[type] = ELMoConfig
     causal = False
+    classify_at = "both"
     spelled = True
     embedding: Any
     backward_layers: Any

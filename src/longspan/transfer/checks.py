@@ -3,13 +3,20 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from longspan.errors import ConfigError, DataError, counted
+import torch
+
+from longspan.checkpoints.model_folder import load_model
+from longspan.contract import LanguageModel
+from longspan.errors import ConfigError, DataError, LongspanError, counted
 from longspan.models.families import outline
 from longspan.nn.model_config import require
+from longspan.tokenizers import Tokenizer
+from longspan.tokenizers.text import to_bytes
 from longspan.training.folder import check_folder
 from longspan.training.launch import launched
 from longspan.training.recipe import Recipe, as_steps, load_recipe
 from longspan.training.resume import RECIPE, check_same
+from longspan.transfer.encoded import encode_texts
 from longspan.transfer.formats import Sequences
 from longspan.transfer.metrics import is_entity_tag
 from longspan.transfer.tasks import Example, TaskData
@@ -54,11 +61,14 @@ def tags_of(example: Example) -> tuple[str, ...]:
 def check_labels(data: TaskData, labels: Sequence[str]) -> None:
     """Refuse training labels of a single class, and those that do not fit the metrics of the task."""
     name, kind, metrics = data.task.name, data.task.kind, data.task.metrics
+    if kind == "similarity" and len(scores := {example.label for example in data.train}) == 1:
+        raise DataError(f"all training rows of {name} have the score {scores.pop()}; use at least 2 different scores")
     if kind in ("similarity", "choice"):
         return
     if len(labels) < 2:
+        held = " (others are held out as dev)" * (data.held_out and any(one.unseen(labels) for one in data.dev))
         raise DataError(
-            f"all training rows of {name} have the label {labels[0]!r:.40}; a classifier needs at least 2 "
+            f"all training rows of {name} have the label {labels[0]!r:.40}{held}; a classifier needs at least 2 "
             "different labels"
         )
     if "f1" in metrics and len(labels) != 2:
@@ -78,6 +88,38 @@ def check_run(recipe: Recipe, out: Path, resume: str | None) -> None:
         check_folder(out, resume)
     if (out / RECIPE).is_file():
         check_same(recipe, load_recipe(out / RECIPE), out)
+
+
+def check_base(recipe: Recipe, out: Path, model: LanguageModel) -> None:
+    """Refuse to continue a run that began with other weights than those of `model`: it would keep them."""
+    if not (out / RECIPE).is_file():
+        return
+    before, now = load_recipe(out / RECIPE).training.init_from, recipe.training.init_from
+    moved = before is not None and now is not None and (not Path(before).exists() or same_weights(before, model))
+    if before != now and not moved:
+        names = [path or "random weights (--from-scratch)" for path in (before, now)]
+        raise ConfigError(f"{out} began with {names[0]}, but this command with {names[1]}; use another folder")
+
+
+def same_weights(path: str, model: LanguageModel) -> bool:
+    own, other = model.state_dict(), load_model(Path(path)).model.state_dict()
+    return own.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in own.items())
+
+
+def check_tokens(data: TaskData, tokenizer: Tokenizer) -> None:
+    """Refuse dev and test texts with parts that the tokenizer does not know."""
+    space = " " * (data.task.kind == "tags")
+    for split, examples in ({"dev": data.dev} | data.to_check()).items():
+        texts = [[to_bytes(space + text) for text in example.texts] for example in examples]
+        try:
+            encode_texts(tokenizer, [text for row in texts for text in row])
+        except LongspanError:
+            for number, row in enumerate(texts, start=1):
+                try:
+                    encode_texts(tokenizer, row)
+                except LongspanError as error:
+                    raise DataError(f"{split}, row {number}: {error}") from None
+            raise
 
 
 def with_words(examples: Sequence[Sequences], longest: int | None, name: str) -> list[Sequences]:

@@ -6,6 +6,7 @@ in result.json.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,9 @@ from longspan.bundled import model_path
 from longspan.checkpoints.manifest import Verified
 from longspan.checkpoints.model_folder import TOKENIZER, Loaded, load_model, reading_of
 from longspan.contract import LanguageModel
+from longspan.data.cache import write_json
 from longspan.device import find_device
-from longspan.errors import ConfigError
+from longspan.errors import ConfigError, counted
 from longspan.models.families import create, name_of, outline
 from longspan.tokenizers import Tokenizer, tokenizer_from_json
 from longspan.training import run
@@ -34,15 +36,19 @@ from longspan.training.observers.progress import Progress
 from longspan.training.observers.tensorboard import TensorBoard
 from longspan.training.processes import Processes
 from longspan.training.recipe import SETTINGS, Recipe, build_recipe, find_recipe, value_at
+from longspan.training.resume import RECIPE
 from longspan.transfer.batches import ExampleBatches
-from longspan.transfer.checks import check_labels, check_run, check_settings, with_words
+from longspan.transfer.checks import check_base, check_labels, check_run, check_settings, check_tokens, with_words
 from longspan.transfer.formats import Sequences
 from longspan.transfer.model import TaskModel
 from longspan.transfer.predict import Predictor, make_format
-from longspan.transfer.results import RemoveResult, read_result, write_result
+from longspan.transfer.results import RESULT, RemoveResult, read_result, write_result
 from longspan.transfer.tasks import Example, TaskData, open_task
 
 EPOCHS = 3.0
+FOLLOW = {"family", "base_family", "vocabulary", "task", "kind", "labels", "metrics", "texts", "symmetric"}
+FOLLOW |= {"choices", "low", "high"}
+"""Keys of a TaskConfig that cannot be set, because the model and the task determine them."""
 VALIDATIONS, SAVES = 20, 4
 """How often a run is validated and saved, if the recipe does not say."""
 
@@ -152,14 +158,16 @@ def finetune(
 
     `model` is a model folder or a run; default: the bundled model. `task` is a known name, installed from `source` if
     necessary, or a folder. `out` is the run's folder; with several seeds it contains one run per seed. `epochs`
-    (default: 3, unless `overrides` have a limit) sets training.steps. `from_scratch` keeps the shape of the model and
-    draws new weights: the control of every experiment.
+    (default: 3, unless `overrides` set training.steps) sets training.steps. `from_scratch` keeps the shape of the model
+    and draws new weights: the control of every experiment.
     """
     chosen = list(range(1, seeds + 1)) if isinstance(seeds, int) else list(seeds)
     if not chosen or len(set(chosen)) < len(chosen):
         raise ConfigError(f"seeds={seeds} must be at least 1, or a list of different seeds")
     data, where, out = open_task(task, source), find_device(device), Path(out)
     base = load_model(model_path(model))
+    if len(chosen) > 1 and (out / RECIPE).is_file():
+        raise ConfigError(f"{out} is the run of one seed; use another folder for several")
     plans: list[tuple[Path, Recipe]] = []
     for seed in chosen:
         folder = out if len(chosen) == 1 else out / f"seed-{seed}"
@@ -177,14 +185,19 @@ def finetune(
     check_settings(plans[0][1])
     for folder, made in plans:
         check_run(made, folder, resume)
+        check_base(made, folder, base.model)
     data.check_held_out(plans[0][1].model.labels)
+    check_tokens(data, base.tokenizer)
     dev, test, predictions = [], [], []
     for folder, made in plans:
         found = finetune_once(made, data, folder, base.tokenizer, resume=resume, device=where)
         dev.append(found["dev"])
         test += [found["test"]] if found.get("test") else []
         predictions += [str(folder / found["predictions"])] if found.get("predictions") else []
-    return Result(data.task.name, data.task.metric, used, tuple(dev), tuple(test), tuple(predictions))
+    result = Result(data.task.name, data.task.metric, used, tuple(dev), tuple(test), tuple(predictions))
+    if len(chosen) > 1:
+        write_json(out / RESULT, result.summary())
+    return result
 
 
 def resolve(
@@ -206,12 +219,21 @@ def resolve(
     for table in ("model", "training"):
         if not isinstance(given.get(table, {}), dict):
             raise ConfigError(f"{table}={given[table]!r:.40} must be a table; set its keys, such as {table}.KEY=VALUE")
+    if followed := [key for key in changes.get("model", {}) if key in FOLLOW]:
+        raise ConfigError(
+            f"model.{followed[0]} follows from the model and the task; leave it out, or set kind, texts, label, "
+            "metrics or symmetric in task.toml"
+        )
+    if "init_from" in changes.get("training", {}):
+        raise ConfigError("training.init_from is the model that is fine-tuned; name it as the first argument")
     training = with_length(given.get("training", {}), set(changes.get("training", {})), data, epochs)
     reading = {k: v for k, v in reading_of(base.model).items() if k in ("segment", *SETTINGS) and k != "pointer"}
     corpus = str(Path(task).resolve()) if Path(task).is_dir() else data.task.name
     values: dict[str, Any] = {**given, "data": {"corpus": corpus}}
     own = dict(given.get("model", {}))
     described = describe_base(base.model, own.pop("base", {}))
+    if base.model.classify_at == "both" and own.get("pooling") == "last" and "pooling" not in changes.get("model", {}):
+        own["pooling"] = "concat"
     values["model"] = own | described | describe_task(data)
     values["training"] = {"seed": seed, **reading, **training}
     made = build_recipe(values, f"finetune-{data.task.name}")
@@ -223,15 +245,14 @@ def resolve(
 def with_length(
     training: Mapping[str, Any], overridden: set[str], data: TaskData, epochs: float | None
 ) -> dict[str, Any]:
-    """The training table with the steps of so many epochs, unless an override limits the run, and with intervals of
-    validation and saving that follow from the steps."""
-    limits = {"steps", "tokens", "seconds"} & overridden
-    if epochs is not None and epochs <= 0:
-        raise ConfigError(f"epochs={epochs} must be above 0")
-    if epochs is not None and "steps" in limits:
+    """The training table with the steps of so many epochs, unless an override sets them, and with intervals of
+    validation and saving that follow from the steps. Tokens and seconds can end a run earlier."""
+    if epochs is not None and not 0 < epochs < math.inf:  # NaN included
+        raise ConfigError(f"epochs={epochs} must be above 0, and finite")
+    if epochs is not None and "steps" in overridden:
         raise ConfigError(f"epochs={epochs} and training.steps both set the length of the run; use only one of them")
     values, batch = dict(training), training.get("batch", 16)
-    if isinstance(batch, int) and batch > 0 and (epochs is not None or not limits):
+    if isinstance(batch, int) and batch > 0 and "steps" not in overridden:
         values["steps"] = max(1, round((epochs or EPOCHS) * -(-len(data.train) // batch)))
     steps = values.get("steps")
     if isinstance(steps, int):
@@ -315,7 +336,8 @@ def watchers(recipe: Recipe, data: TaskData, out: Path, processes: Processes) ->
     training, observers = recipe.training, list[Observer]()
     if processes.is_first:
         held = " (held out from train)" if data.held_out else ""
-        about = f"{data.task.name}: {len(data.train):,} training examples, {len(data.dev):,} dev examples{held}"
+        sizes = counted(len(data.train), "training example"), counted(len(data.dev), "dev example")
+        about = f"{data.task.name}: {', '.join(sizes)}{held}"
         observers += [Metrics(out), TensorBoard(out), Progress([about]), RemoveResult(out)]
     observers.append(ValidateTask(data.dev, training.validate_every))
     if training.patience:

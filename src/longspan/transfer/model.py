@@ -150,7 +150,7 @@ class TaskModel(LanguageModel):
         return self.base.predicts_next
 
     @property
-    def classify_at(self) -> Literal["first", "last"]:  # type: ignore[override]
+    def classify_at(self) -> Literal["first", "last", "both"]:  # type: ignore[override]
         return self.base.classify_at
 
     @property

@@ -125,10 +125,12 @@ class Ensemble:
         self.members, first = list(members), members[0].config
         for member in members:
             c = member.config
-            if (c.kind, c.labels) != (first.kind, first.labels) or c.kind not in ("single", "pair", "choice"):
+            if c.kind not in ("single", "pair", "choice"):
+                raise ConfigError(f"a model of kind {c.kind!r} has no probabilities; an ensemble needs classifiers")
+            if (c.task, c.kind, c.texts, c.labels) != (first.task, first.kind, first.texts, first.labels):
                 raise ConfigError(
-                    f"the models were trained for {first.task!r} and {c.task!r}; all models of an ensemble must be "
-                    "classifiers for the same task"
+                    f"the models were trained for {first.task!r} ({', '.join(first.texts)}) and {c.task!r} "
+                    f"({', '.join(c.texts)}); an ensemble needs models of one task with the same labels"
                 )
         self.config, self.task = first, members[0].task
 
@@ -143,6 +145,11 @@ class Ensemble:
 
 def load_predictor(path: str | Path, *, device: torch.device | str = "cpu", **settings: Any) -> Predictor:
     """The fine-tuned model in the folder of a run or a model."""
+    if runs := sorted(Path(path).glob("seed-*/best")):
+        others = "".join(f" --with {run.parent}" for run in runs[1:])
+        raise ConfigError(
+            f"{path} has one run per seed; use {runs[0].parent}, or all of them: {runs[0].parent}{others}"
+        )
     loaded = load_model(Path(path), overrides=settings, device=device)
     if not isinstance(loaded.model, TaskModel):
         raise ConfigError(

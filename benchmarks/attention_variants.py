@@ -10,8 +10,7 @@ forward pass alone, captured; the median round counts, and the spread is that of
 3,800. `--variants forward` measures all variants of the forward kernel, and a plus sign joins one of them and one of
 the backward pass. `today` is checked with the plans of the complete shape. Kernels are compiled and run beforehand in
 parallel processes. A variant that fails there is left out, because an illegal access would end the measurements of all
-others. `--training` measures training steps of `longspan bench train` instead, against its
-rival.
+others. `--training` measures training steps of `longspan bench train` instead, against its rival.
 """
 
 import argparse
@@ -33,7 +32,7 @@ import torch
 from gpu import require_gpu
 from old_and_new import captured, milliseconds, save
 
-from longspan.cuda_graphs import CapturedStep, warm_up
+from longspan.cuda_graphs import CapturedStep, capture, warm_up
 from longspan.experiments.bench import timing, train
 from longspan.experiments.bench.attention import _rival
 from longspan.kernels.relative_attention import fused, reference, split, stored
@@ -161,12 +160,22 @@ def error(name: str, plans: list[Plan | None], M: int, D: int, L: int = SEGMENT,
     grad = torch.randn_like(tensors[0])
     exact = [tensor.double() for tensor in tensors]
     wanted = gradients(lambda *x: reference.relative_attention(*x, window=window), exact, grad.double())
-    errors = [torch.zeros((), device="cuda", dtype=torch.float64)]
+    errors = []
     for plan in plans:
         with using(name), stored.using(plan):
             found = gradients(lambda *x: fused.relative_attention(*x, window=window), tensors, grad)
         errors.append(difference(found, wanted))
     return float(torch.stack(errors).max())  # NaN if one of them is
+
+
+def errors(name: str, shape: str) -> dict[str, float]:
+    """Of a smaller batch of this shape, and at awkward lengths."""
+    M, _, _, D, L, window = SHAPES[shape]
+    plans = plans_of(name, shape)
+    return {
+        "error": error(name, plans, M, D, L if window is None else SEGMENT, window),
+        "odd": error(name, plans, 333, D, 200, 250),
+    }
 
 
 def difference(found: Any, wanted: Any) -> torch.Tensor:
@@ -177,9 +186,8 @@ def graph_error(call: Callable[[], Any], plain: Callable[[], Any]) -> float:
     """The largest relative difference of a captured call from another that is not captured."""
     wanted = [tensor.double() for tensor in plain()]
     warm_up(call)
-    graph, found = torch.cuda.CUDAGraph(), list[Any]()
-    with torch.cuda.graph(graph):
-        found += call()
+    found = list[Any]()
+    graph = capture(lambda: found.extend(call()))
     for _ in range(2):
         graph.replay()
     return float(difference(found, wanted))
@@ -211,12 +219,7 @@ def measure(shape: str, variants: list[str], rounds: int) -> list[dict[str, Any]
         call = functools.partial(both, name)
         try:
             if name != "flex":
-                plans = plans_of(name, shape)
-                rows[name] = {
-                    "error": error(name, plans, M, D, L if window is None else SEGMENT, window),
-                    "odd": error(name, plans, 333, D, 200, 250),
-                    "MiB": extra_memory(call),
-                }
+                rows[name] = {**errors(name, shape), "MiB": extra_memory(call)}
                 if window is None:
                     rows[name]["graph_error"] = graph_error(call, functools.partial(both, "twice"))
             ways[name] = [call, captured(call), captured(functools.partial(forward, name))]
@@ -339,9 +342,7 @@ def compile_one(shape: str, name: str) -> None:
         if window is None:
             gradients(_rival(tensors), tensors[:3], torch.randn_like(tensors[0]))
         return
-    plans = plans_of(name, shape)
-    error(name, plans, M, D, L if window is None else SEGMENT, window)
-    error(name, plans, 333, D, 200, 250)
+    errors(name, shape)
 
 
 def show(rows: list[dict[str, Any]]) -> None:

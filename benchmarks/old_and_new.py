@@ -23,7 +23,7 @@ import torch
 from gpu import require_gpu
 from torch import nn
 
-from longspan.cuda_graphs import warm_up
+from longspan.cuda_graphs import capture, warm_up
 from longspan.data import Encoded
 from longspan.kernels import muon
 from longspan.kernels.relative_attention import split
@@ -66,9 +66,7 @@ def in_turn(forms: dict[str, Callable[[], Any]], repeat: int, rounds: int) -> di
 def captured(call: Callable[[], Any]) -> Callable[[], None]:
     warm_up(call)
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
+    graph = capture(call)
 
     def replay(_: Callable[[], Any] = call) -> None:  # a graph does not keep the tensors of its call alive
         graph.replay()

@@ -1,6 +1,6 @@
 """Preflight of fine-tuning: refuses combinations of task, model and settings that cannot work, before any training."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -11,15 +11,15 @@ from longspan.errors import ConfigError, DataError, LongspanError, counted
 from longspan.models.families import outline
 from longspan.nn.model_config import require
 from longspan.tokenizers import Tokenizer
-from longspan.tokenizers.text import to_bytes
 from longspan.training.folder import check_folder
 from longspan.training.launch import launched
 from longspan.training.recipe import Recipe, as_steps, load_recipe
 from longspan.training.resume import RECIPE, check_same
 from longspan.transfer.encoded import encode_texts
-from longspan.transfer.formats import Sequences
+from longspan.transfer.formats import Sequences, as_bytes
 from longspan.transfer.metrics import is_entity_tag
 from longspan.transfer.tasks import Example, TaskData
+from longspan.transfer.tasks.task import Kind
 
 
 def check_settings(recipe: Recipe) -> None:
@@ -82,23 +82,20 @@ def check_labels(data: TaskData, labels: Sequence[str]) -> None:
             )
 
 
-def check_run(recipe: Recipe, out: Path, resume: str | None) -> None:
-    """Refuse a folder in which a run cannot start. Of several seeds, the last would otherwise fail after the others."""
+def check_run(recipe: Recipe, out: Path, resume: str | None, model: LanguageModel) -> None:
+    """Refuse a folder in which a run cannot start, or whose run began with other settings or weights than those of
+    `model`, which it would keep. Of several seeds, the last would otherwise fail after the others."""
     if out.is_dir() and not launched():  # torchrun starts processes again, which then resume
         check_folder(out, resume)
-    if (out / RECIPE).is_file():
-        check_same(recipe, load_recipe(out / RECIPE), out)
-
-
-def check_base(recipe: Recipe, out: Path, model: LanguageModel) -> None:
-    """Refuse to continue a run that began with other weights than those of `model`: it would keep them."""
     if not (out / RECIPE).is_file():
         return
-    before, now = load_recipe(out / RECIPE).training.init_from, recipe.training.init_from
-    moved = before is not None and now is not None and (not Path(before).exists() or same_weights(before, model))
-    if before != now and not moved:
-        names = [path or "random weights (--from-scratch)" for path in (before, now)]
-        raise ConfigError(f"{out} began with {names[0]}, but this command with {names[1]}; use another folder")
+    stored = load_recipe(out / RECIPE)
+    check_same(recipe, stored, out)
+    before, now = stored.training.init_from, recipe.training.init_from
+    if before == now or (before and now and (not Path(before).exists() or same_weights(before, model))):
+        return
+    names = [path or "random weights (--from-scratch)" for path in (before, now)]
+    raise ConfigError(f"{out} began with {names[0]}, but this command with {names[1]}; use another folder")
 
 
 def same_weights(path: str, model: LanguageModel) -> bool:
@@ -106,15 +103,14 @@ def same_weights(path: str, model: LanguageModel) -> bool:
     return own.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in own.items())
 
 
-def check_tokens(data: TaskData, tokenizer: Tokenizer) -> None:
+def check_tokens(held_out: Mapping[str, Sequence[Example]], kind: Kind, tokenizer: Tokenizer) -> None:
     """Refuse dev and test texts with parts that the tokenizer does not know."""
-    space = " " * (data.task.kind == "tags")
-    for split, examples in ({"dev": data.dev} | data.to_check()).items():
-        texts = [[to_bytes(space + text) for text in example.texts] for example in examples]
+    for split, examples in held_out.items():
+        rows = [as_bytes(example, kind) for example in examples]
         try:
-            encode_texts(tokenizer, [text for row in texts for text in row])
+            encode_texts(tokenizer, [text for row in rows for text in row])
         except LongspanError:
-            for number, row in enumerate(texts, start=1):
+            for number, row in enumerate(rows, start=1):
                 try:
                     encode_texts(tokenizer, row)
                 except LongspanError as error:

@@ -38,7 +38,7 @@ from longspan.training.processes import Processes
 from longspan.training.recipe import SETTINGS, Recipe, build_recipe, find_recipe, value_at
 from longspan.training.resume import RECIPE
 from longspan.transfer.batches import ExampleBatches
-from longspan.transfer.checks import check_base, check_labels, check_run, check_settings, check_tokens, with_words
+from longspan.transfer.checks import check_labels, check_run, check_settings, check_tokens, with_words
 from longspan.transfer.formats import Sequences
 from longspan.transfer.model import TaskModel
 from longspan.transfer.predict import Predictor, make_format
@@ -184,10 +184,8 @@ def finetune(
     check_labels(data, plans[0][1].model.labels)
     check_settings(plans[0][1])
     for folder, made in plans:
-        check_run(made, folder, resume)
-        check_base(made, folder, base.model)
-    data.check_held_out(plans[0][1].model.labels)
-    check_tokens(data, base.tokenizer)
+        check_run(made, folder, resume, base.model)
+    check_tokens(data.check_held_out(plans[0][1].model.labels), data.task.kind, base.tokenizer)
     dev, test, predictions = [], [], []
     for folder, made in plans:
         found = finetune_once(made, data, folder, base.tokenizer, resume=resume, device=where)
@@ -232,8 +230,8 @@ def resolve(
     values: dict[str, Any] = {**given, "data": {"corpus": corpus}}
     own = dict(given.get("model", {}))
     described = describe_base(base.model, own.pop("base", {}))
-    if base.model.classify_at == "both" and own.get("pooling") == "last" and "pooling" not in changes.get("model", {}):
-        own["pooling"] = "concat"
+    if base.model.classify_at == "both":
+        own.setdefault("pooling", "concat")
     values["model"] = own | described | describe_task(data)
     values["training"] = {"seed": seed, **reading, **training}
     made = build_recipe(values, f"finetune-{data.task.name}")

@@ -114,7 +114,7 @@ class Format:
     def encode(self, examples: Sequence[Example], name: str = "the input") -> list[Sequences]:
         """The sequences of all examples. All texts are encoded together, which is faster. `name` is for warnings."""
         spaced = self.kind == "tags"
-        texts = [to_bytes(f" {text}" if spaced else text) for example in examples for text in example.texts]
+        texts = [text for example in examples for text in as_bytes(example, self.kind)]
         found = iter(encode_texts(self.tokenizer, texts))
         make = self._tagged if spaced else self._document
         made = [make(example, [next(found).astype(np.int64) for _ in example.texts]) for example in examples]
@@ -192,6 +192,11 @@ class Format:
                 known = ", ".join(map(repr, self.labels))
                 raise DataError(f"the label {name!r:.40} does not occur in train, whose labels are {known:.200}")
         return tuple(self.labels[name] for name in names)
+
+
+def as_bytes(example: Example, kind: Kind) -> list[bytes]:
+    """The texts of an example as they are encoded. Words follow a space."""
+    return [to_bytes(f" {text}" if kind == "tags" else text) for text in example.texts]
 
 
 def shorten(texts: list[Ids], room: int) -> list[Ids]:

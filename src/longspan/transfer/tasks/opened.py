@@ -60,14 +60,11 @@ class TaskData:
         """The test examples, with labels or all without. Read them once, after every choice is made."""
         return self._read("test")
 
-    def to_check(self) -> dict[str, list[Example]]:
-        """The rows of the files of dev and test, for checks before training."""
-        return {split: self._read(split) for split in ("dev", "test") if split in self.files}
-
-    def check_held_out(self, labels: Sequence[str] = ()) -> None:
-        """Refuse dev and test rows that cannot be read or scored, before training. Nothing else is done with test rows.
-        `labels` are the classes of training."""
-        for split, examples in self.to_check().items():
+    def check_held_out(self, labels: Sequence[str] = ()) -> dict[str, list[Example]]:
+        """Refuse dev and test rows that cannot be read or scored, before training. `labels` are the classes of
+        training. Returns the rows of both, for further checks only."""
+        found = {split: self._read(split) for split in ("dev", "test") if split in self.files}
+        for split, examples in found.items():
             for row, example in enumerate(examples, start=1):
                 if (unseen := example.unseen(labels)) is not None:
                     fix = "leave out all labels to get predictions" if split == "test" else "add such rows to train"
@@ -77,6 +74,7 @@ class TaskData:
                     )
         if self.held_out:
             self._warn_of_unseen(labels)
+        return {"dev": self.dev} | found
 
     def _warn_of_unseen(self, labels: Sequence[str]) -> None:
         """Warn of held-out rows whose label no other row has."""
@@ -190,7 +188,7 @@ def rows_of_input() -> Iterator[dict[str, Any]]:
 def csv_rows(file: Iterable[str], name: str) -> Iterator[dict[str, Any]]:
     """The rows of a table whose first line names its columns."""
     csv.field_size_limit(LONGEST_FIELD)
-    reader = csv.DictReader(file, strict=True)  # else an open quote swallows the rows after it
+    reader = csv.DictReader(file, strict=True)  # not strict, an open quote makes one text of all later rows
     try:
         columns = list(reader.fieldnames or [])
         if repeated := [column for k, column in enumerate(columns) if column in columns[:k]]:

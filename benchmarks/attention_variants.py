@@ -9,8 +9,9 @@ forward pass alone, captured; the median round counts, and the spread is that of
 `wide`, `wide-768` and `wide-2048` have heads of 128. `eval` is the forward pass of 32,768 queries with a window of
 3,800. `--variants forward` measures all variants of the forward kernel, and a plus sign joins one of them and one of
 the backward pass. `today` is checked with the plans of the complete shape. Kernels are compiled and run beforehand in
-parallel processes. A variant that fails there is left out, because an illegal access would end the measurements of all
-others. `--training` measures training steps of `longspan bench train` instead, against its rival.
+parallel processes, and with `--rounds 0` nothing else is done. A variant that fails there is left out, because an
+illegal access would end the measurements of all others. `--training` measures training steps of `longspan bench train`
+instead, against its rival.
 """
 
 import argparse
@@ -322,7 +323,7 @@ def compile_all(shapes: list[str], variants: list[str]) -> dict[str, list[str]]:
         return False
 
     jobs = [f"{shape}:{name}" for shape in shapes for name in ("flex", *first.values())]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         working = dict(zip(jobs, pool.map(works, jobs), strict=True))
     for job in (job for job in jobs if not working[job]):
         print(f"{job} failed and is left out", flush=True)
@@ -382,6 +383,8 @@ def main() -> None:
         return
     working = compile_all(shapes, variants)
     print(f"compiled after {time.perf_counter() - began:.0f} s", flush=True)
+    if not given.rounds:
+        return
     rows, parts = [], dict[str, Any]()
     for shape in shapes:
         some = measure(shape, working[shape], given.rounds)

@@ -85,10 +85,10 @@ VARIANTS: dict[str, Plan | None] = {  # plans of the backward pass; None compute
     # A launch per role, on several streams.
     "lanes-2-2048": Plan(lanes=2, keys=2048, limit=416 * MIB),
     **{f"lanes-{n}": Plan(lanes=n, keys=4096, limit=416 * MIB) for n in LANES},
-    **{f"lanes-{n}-direct": Plan(lanes=n, keys=4096, limit=416 * MIB, direct=True) for n in LANES},
     **{f"lanes-{n}-832": Plan(lanes=n, keys=4096, limit=832 * MIB) for n in LANES},
     **{f"lanes-{n}-by-distance": Plan(lanes=n, keys=4096, limit=416 * MIB, planes=3) for n in LANES},
     **{f"lanes-{n}-no-prefetch": Plan(lanes=n, keys=4096, limit=416 * MIB, prefetch=False) for n in LANES},
+    **{f"wide-{n}-no-prefetch": Plan(lanes=n, keys=4096, limit=416 * MIB, planes=3, prefetch=False) for n in LANES},
 }
 FORWARD = {  # launch options of the forward kernel
     "in-turn": fused.Launch(64, 4, 2, fused.HALF, 168),
@@ -332,7 +332,7 @@ def compile_all(shapes: list[str], variants: list[str]) -> dict[str, list[str]]:
 
 def _smallest(plan: Plan) -> Plan:
     """A plan with the same kernels."""
-    return dataclasses.replace(plan, limit=0, ahead=0, keys=0, lanes=min(plan.lanes, 1), direct=False)
+    return dataclasses.replace(plan, limit=0, ahead=0, keys=0, lanes=min(plan.lanes, 1))
 
 
 def compile_one(shape: str, name: str) -> None:

@@ -3,8 +3,8 @@
 Buffers are filled with NaN, so that a test fails if something is read that was not written.
 """
 
-import inspect
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -79,46 +79,6 @@ def test_launches_per_role_equal_the_reference(planes: int, lanes: int, together
 def test_single_queries_and_complete_tiles_equal_the_reference(L: int, M: int, keys: int, lanes: int) -> None:
     tensors = draw(2, 1, L, M, 16, None, "cpu", torch.float32)
     assert_close_to_reference(Plan(keys=keys, limit=1 << 18, lanes=lanes), tensors, 2e-6)
-
-
-class Compiled:
-    """A kernel as Triton returns it from a launch: it takes every argument by position, constants included."""
-
-    def __init__(self, kernel: Any) -> None:
-        self.kernel, self.launches = kernel, 0
-
-    def __getitem__(self, grid: tuple[int, int, int]) -> Any:
-        def launch(*arguments: Any) -> None:
-            self.launches += 1
-            named = inspect.signature(self.kernel.fn).bind(*arguments).arguments
-            self.kernel[grid](**named)
-
-        return launch
-
-
-class Kernel:
-    def __init__(self, kernel: Any) -> None:
-        self.kernel, self.compiled = kernel, list[Compiled]()
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def launch(*arguments: Any, **options: Any) -> Compiled:
-            self.kernel[grid](*arguments, **options)
-            self.compiled.append(Compiled(self.kernel))
-            return self.compiled[-1]
-
-        return launch
-
-
-@interpreted
-def test_direct_launches_pass_the_same_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    from longspan.kernels.relative_attention import stored_backward
-
-    kernel = Kernel(stored_backward.stored_kernel)
-    monkeypatch.setattr(stored_backward, "stored_kernel", kernel)
-    tensors = draw(3, 1, 17, 9, 16, 7, "cpu", torch.float32)
-    plan = Plan(keys=16, limit=1 << 16, lanes=2, direct=True)
-    assert_close_to_reference(plan, tensors, 2e-6, window=18)
-    assert [compiled.launches > 1 for compiled in kernel.compiled] == [True, True]  # one launch per role searches
 
 
 class Refusal(Exception):
@@ -277,20 +237,17 @@ def test_cells_cover_all_keys_within_the_limit(slots: int, L: int, K: int, limit
         assert 0 <= cells.lag < cells.ring <= cells.count
 
 
-def test_the_plan_depends_on_the_keys_and_on_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_depends_on_the_keys_the_width_and_on_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored, "is_worth_it", lambda _: True)
-    query = torch.empty(1, 1, 1, 64)
-    assert stored.chosen(query, 1024, None) == Plan()
-    assert stored.chosen(query, 1024, None, window=512) == Plan()
-    assert stored.chosen(query, 2560, torch.zeros(1, 1)) is None
-    plain = stored.chosen(query, 2560, None)
-    assert plain is not None
-    assert plain.lanes > 0
-    assert stored.chosen(query, 8704, None) is None  # more launches than the time of the kernels allows
+    query, wide = torch.empty(1, 1, 1, 64), torch.empty(1, 1, 1, 128)
+    assert stored.chosen(query, 1024, None) == stored.chosen(query, 1024, None, window=512) == Plan()
+    assert stored.chosen(query, 1024, torch.zeros(1, 1)) is None
+    assert stored.chosen(query, 2560, None) is None  # launches would take longer than the kernels
+    assert stored.chosen(wide, 1024, None) == Plan(planes=3)
     monkeypatch.setattr(stored, "is_for_graph", lambda _: True)
-    captured = stored.chosen(query, 8704, None)
-    assert captured is not None
-    assert captured.lanes > plain.lanes
+    assert stored.chosen(query, 1024, None) == Plan()
+    assert stored.chosen(query, 2560, None) == stored.IN_GRAPH
+    assert stored.chosen(wide, 1024, None) == replace(stored.IN_GRAPH, planes=3)
     assert stored.chosen(query, 8704, None, window=1000) is None  # most tiles are hidden
 
 
@@ -299,7 +256,7 @@ def test_the_plan_depends_on_the_keys_and_on_capture(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("planes", [2, 3])
 @pytest.mark.parametrize("D", [32, 41, 64, 80, 128])
 def test_all_head_widths_on_the_gpu(planes: int, D: int, lanes: int) -> None:
-    plan = Plan(planes=planes, keys=256, limit=4 << 20, lanes=lanes, direct=D == 64)
+    plan = Plan(planes=planes, keys=256, limit=4 << 20, lanes=lanes)
     tensors = draw(3, 2, 130, 700, D, 300, "cuda", torch.bfloat16)
     assert_close_to_reference(plan, tensors, 1e-2)
     assert_close_to_reference(plan, tensors, 1e-2, window=500)
@@ -329,7 +286,7 @@ def test_launches_in_a_graph(lanes: int) -> None:
     tensors = draw(16, 8, 512, 2100, 64, None, "cuda", torch.bfloat16)
     fixed = [tensor.clone() for tensor in tensors]
     graph = torch.cuda.CUDAGraph()
-    with stored.using(Plan(keys=1024, limit=64 << 20, lanes=lanes, direct=lanes == 4)):
+    with stored.using(Plan(keys=1024, limit=64 << 20, lanes=lanes)):
         plain = gradients(fused.relative_attention, tensors)
         torch.cuda.synchronize()
         generator, grad = torch.Generator().manual_seed(5), torch.empty_like(tensors[0])

@@ -39,7 +39,6 @@ class Plan:
     prefetch: bool = True  # into the L2 cache, all tiles of a reader
     registers: int | None = 168
     lanes: int = 0  # streams with launches of their own; 0: one launch
-    direct: bool = False  # launches after the first of a role skip Triton's search for the compiled kernel
 
     def backward(
         self, grad: Tensor, out: Tensor, lse: Tensor, query: Tensor, key: Tensor, value: Tensor, distance: Tensor,
@@ -72,30 +71,19 @@ class Plan:
         if self.registers is not None and how.registers is not None:
             registers["maxnreg"] = self.registers
 
-        kernels: dict[int, Any] = {}
-
         def launched(role: int, grid: tuple[int, ...], into: Tensor, first_cell: int = 0) -> None:
-            arguments = (
+            stored_kernel[grid](
                 query, u, w, with_w, key, value, distance, grad, lse, delta, seed,
                 into, partial, flags, grad_query, grad_key, grad_value, grad_distance, grad_biases, grad_u,
                 *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *distance.stride()[:2],
                 *grad.stride()[:3], *grad_query.stride()[:3], *grad_key.stride()[:3], *grad_value.stride()[:3],
                 H, L, K - L, C, window, D**-0.5, LOG2E * D**-0.5, dropout, cells.slots, cells.count, cells.lag,
                 cells.ring, cells.blocks, cells.tiles, cells.all_tiles, first_cell,
+                D=D, BD=BD, T=T, WINDOW=window > 0, DROPOUT=dropout > 0.0, SLIDE=how.slide,
+                PRECISION="ieee" if query.dtype == torch.float32 else "tf32", PLANES=self.planes, SPLIT=cells.split,
+                STAGES=self.stages if D <= 64 else min(self.stages, 2), PREFETCH=self.prefetch, ROLE=role,
+                num_warps=how.num_warps, num_stages=how.num_stages, **({} if role == READER else registers),
             )  # fmt: skip
-            constants = {
-                "D": D, "BD": BD, "T": T, "WINDOW": window > 0, "DROPOUT": dropout > 0.0, "SLIDE": how.slide,
-                "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32", "PLANES": self.planes,
-                "SPLIT": cells.split, "STAGES": self.stages if D <= 64 else min(self.stages, 2),
-                "PREFETCH": self.prefetch, "ROLE": role,
-            }  # fmt: skip
-            if self.direct and kernels.get(role):
-                kernels[role][*grid, 1](*arguments, *constants.values())
-            else:
-                options = {} if role == READER else registers
-                kernels[role] = stored_kernel[grid](
-                    *arguments, **constants, num_warps=how.num_warps, num_stages=how.num_stages, **options
-                )
 
         if not self.lanes:
             launched(BOTH, (cells.programs(self.planes),), stored)
@@ -110,7 +98,7 @@ class Plan:
         return grad_query, grad_key, grad_value, grad_distance, grad_biases, grad_u
 
 
-LONG_ROWS = Plan(lanes=2, keys=4096, limit=416 << 20)
+IN_GRAPH = Plan(lanes=4, keys=4096, limit=416 << 20, prefetch=False)
 _plans: list[Any] = []
 
 
@@ -127,21 +115,19 @@ def using(plan: Any) -> Iterator[None]:
 
 def chosen(query: Tensor, keys: int, first_key: Tensor | None, window: int = 0) -> Plan | None:
     """The plan of this backward pass; None computes the scores again, as it is faster if a window hides most of the
-    keys. Long rows have a launch per role: on two streams and in one part outside of a CUDA graph, where launches cost
-    time (docs/speed.md)."""
+    keys. In a CUDA graph, where launches cost no time on the host, long rows and wide heads have a launch per role
+    (docs/speed.md)."""
     if first_key is not None:
         return None
     if _plans:
         return _plans[-1]  # type: ignore[no-any-return]
     if not is_worth_it(query) or 0 < 2 * window < keys:
         return None
-    if query.shape[-1] > 64:
-        return Plan(planes=3)
-    if keys <= 1024:
-        return Plan()
-    if not is_for_graph(query):
-        return LONG_ROWS if keys <= LONG_ROWS.keys else None
-    return replace(LONG_ROWS, lanes=4)
+    wide = query.shape[-1] > 64
+    planes = 3 if wide else 2
+    if is_for_graph(query) and (wide or keys > 1024):
+        return replace(IN_GRAPH, planes=planes)
+    return Plan(planes=planes) if wide or keys <= 1024 else None
 
 
 def is_worth_it(query: Tensor) -> bool:

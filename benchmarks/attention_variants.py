@@ -6,6 +6,7 @@
 Every variant is first checked against the reference in float64, and its CUDA graph against kernels that compute the
 scores again. Then all of them are timed in turn, forward and backward, plain and captured in a CUDA graph, and the
 forward pass alone, captured; the median round counts, and the spread is that of captured rounds, (max - min) / median.
+A turn has 12 calls, or as many as take `--burst` seconds: a kernel may be slower for longer at a time.
 `wide`, `wide-768` and `wide-2048` have heads of 128. `eval` is the forward pass of 32,768 queries with a window of
 3,800. `--variants forward` measures all variants of the forward kernel, and a plus sign joins one of them and one of
 the backward pass. `today` is checked with the plans of the complete shape. Kernels are compiled and run beforehand in
@@ -194,7 +195,7 @@ def graph_error(call: Callable[[], Any], plain: Callable[[], Any]) -> float:
     return float(difference(found, wanted))
 
 
-def measure(shape: str, variants: list[str], rounds: int) -> list[dict[str, Any]]:
+def measure(shape: str, variants: list[str], rounds: int, burst: float) -> list[dict[str, Any]]:
     """One row per variant: milliseconds plain and captured, ratios to FlexAttention, extra memory, error."""
     M, B, H, D, L, window = SHAPES[shape]
     torch.manual_seed(0)
@@ -227,10 +228,10 @@ def measure(shape: str, variants: list[str], rounds: int) -> list[dict[str, Any]
         except Exception as problem:  # one variant that fails must not end the run
             print(f"{shape} {name} failed: {type(problem).__name__}: {str(problem)[:300]}", flush=True)
     times: dict[str, list[list[float]]] = {name: [[], [], []] for name in ways}
-    repeat = 12
     for _ in range(rounds):
         for name, calls in ways.items():
             for some, timed in zip(calls, times[name], strict=True):
+                repeat = max(12, round(1e3 * burst / timed[-1])) if timed else 12
                 timed.append(milliseconds(some, repeat))
     medians = {name: [statistics.median(timed) for timed in three] for name, three in times.items()}
     labels = ("ms", "ratio"), ("graph_ms", "graph_ratio"), ("forward_ms", "forward_ratio")
@@ -364,6 +365,7 @@ def main() -> None:
     parser.add_argument("--shapes", default="512,2048,8192,wide,eval", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--variants", default=DEFAULT)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--burst", type=float, default=0.0, metavar="SECONDS", help="at least 12 calls; default: 12")
     parser.add_argument("--training", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--compile", help=argparse.SUPPRESS)
@@ -371,7 +373,7 @@ def main() -> None:
     require_gpu()
     if given.compile:
         compile_one(*given.compile.split(":"))
-        return
+        os._exit(0)  # threads of the compiler sometimes abort a normal exit
     shapes = given.shapes.split(",")
     variants = ["today", *FORWARD] if given.variants == "forward" else given.variants.split(",")
     began = time.perf_counter()
@@ -387,7 +389,7 @@ def main() -> None:
         return
     rows, parts = [], dict[str, Any]()
     for shape in shapes:
-        some = measure(shape, working[shape], given.rounds)
+        some = measure(shape, working[shape], given.rounds, given.burst)
         show(some)
         rows += some
         for name in {row["variant"] for row in some if shape != "eval"} & {"today", "stored", "by-distance"}:

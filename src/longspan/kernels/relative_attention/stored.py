@@ -98,7 +98,7 @@ class Plan:
         return grad_query, grad_key, grad_value, grad_distance, grad_biases, grad_u
 
 
-IN_GRAPH = Plan(lanes=4, keys=4096, limit=416 << 20, prefetch=False)
+IN_GRAPH = Plan(lanes=3, keys=4096, limit=416 << 20, prefetch=False)
 _plans: list[Any] = []
 
 
@@ -115,8 +115,8 @@ def using(plan: Any) -> Iterator[None]:
 
 def chosen(query: Tensor, keys: int, first_key: Tensor | None, window: int = 0) -> Plan | None:
     """The plan of this backward pass; None computes the scores again, as it is faster if a window hides most of the
-    keys. In a CUDA graph, where launches cost no time on the host, long rows and wide heads have a launch per role
-    (docs/speed.md)."""
+    keys. Long rows and wide heads have a launch per role in a CUDA graph. Without one, many launches take longer on the
+    host than the kernels on the device (docs/speed.md)."""
     if first_key is not None:
         return None
     if _plans:

@@ -251,7 +251,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--models", type=Path, default=Path("runs"))
     parser.add_argument("--source", type=Path, help="the folder with the packed files of known tasks")
     parser.add_argument("--systems", default=",".join(systems), help="comma-separated; default: all")
-    parser.add_argument("--groups", default=",".join(GROUPS), help=f"of {', '.join(GROUPS)}; default: all")
+    parser.add_argument(
+        "--groups", default=",".join(GROUPS), help=f"of {', '.join(GROUPS)} and rates; default: all others"
+    )
     parser.add_argument("--tasks", default=",".join(MUST), help="comma-separated; `other` stands for the small tasks")
     parser.add_argument("--scratch", default="", metavar="TASKS", help="tasks with a control of new weights")
     parser.add_argument("--seeds", type=int, default=3)
@@ -262,7 +264,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="print the commands in their order and stop")
     parser.add_argument("--out", type=Path, default=Path("runs/transfer"))
     given = parser.parse_args(arguments)
-    for key, known in (("systems", systems), ("groups", GROUPS), ("tasks", tasks), ("scratch", tasks)):
+    for key, known in (("systems", systems), ("groups", (*GROUPS, "rates")), ("tasks", tasks), ("scratch", tasks)):
         values = [name for name in getattr(given, key).replace("other", ",".join(OTHER)).split(",") if name]
         if unknown := [name for name in values if name not in known]:
             parser.error(f"--{key} has {unknown[0]!r}; known: {', '.join(known)}")

@@ -95,9 +95,17 @@ SYSTEMS |= {
     f"{name}-crf": replace(SYSTEMS[name], settings=(*SYSTEMS[name].settings, *TAGGER), group="taggers", tasks=CONLL)
     for name in ("bert", "xlnet", "longspan-xl")
 }
+RATES = ("3e-5", "1e-4", "1e-3")
+"""Learning rates that are tried on dev beside the usual one."""
 GROUPS = ("systems", "memory", "features", "ablations", "taggers")
+"""Those of the tables. The group `rates` is run when it is named."""
 CONTROLLED = ("gpt", "bert", "xlnet", "transformer-xl", "longspan-xl")
 """Systems with a control of new weights (`--scratch`). That of ULMFiT is an ablation, and ELMo is not trained."""
+SYSTEMS |= {
+    f"{name}-{rate}": replace(own, settings=(*own.settings, f"training.lr={rate}"), group="rates", language_model=None)
+    for name, own in ((name, SYSTEMS[name]) for name in CONTROLLED)
+    for rate in RATES
+}
 
 
 @dataclass(frozen=True)

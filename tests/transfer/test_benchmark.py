@@ -115,7 +115,7 @@ def test_every_row_can_be_resolved(scripts: SimpleNamespace, tmp_path: Path, tas
         longspan.init(name, device="cpu", **shape).save(tmp_path / name)
         loaded[name] = load_model(tmp_path / name)
     names = list(dict.fromkeys(system.of for system in scripts.systems.SYSTEMS.values()))
-    rows = list(scripts.systems.rows(names, scripts.systems.GROUPS, [task], [task]))
+    rows = list(scripts.systems.rows(names, (*scripts.systems.GROUPS, "rates"), [task], [task]))
     assert len(rows) >= 12
     for row in rows:
         model = loaded["awd-lstm" if row.system.of == "ulmfit" else row.system.of]

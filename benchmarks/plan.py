@@ -3,6 +3,7 @@
     python benchmarks/plan.py                                                    # the plan as a table
     python benchmarks/plan.py NAME... --print --runs RUNS --source DATA          # the commands of these runs
     python benchmarks/plan.py NAME... --runs RUNS --source DATA --limit 580 --pack OUT
+    python benchmarks/plan.py --runs RUNS --pack OUT                             # only packs the results
 
 A run is a list of steps: shell commands, or lists of commands that run side by side. DATA has the packed texts, RUNS
 gets everything else. A command that ended well is not repeated. Shortly before --limit seconds, those under way get
@@ -221,7 +222,7 @@ def main(arguments: list[str] | None = None) -> int:
         plan, sources = read_plan(asked.plan)
     if unknown := [name for name in asked.names if name not in plan]:
         parser.error(f"no run is called {unknown[0]}; runs: {', '.join(plan)}")
-    if not asked.names:
+    if not asked.names and not asked.pack:
         print(table(plan))
         return 0
     values = {"runs": str(asked.runs), "source": str(asked.source), "commit": asked.commit}

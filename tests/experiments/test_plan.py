@@ -141,6 +141,9 @@ def test_results_are_packed_without_weights(tmp_path: Path, plan: Program) -> No
     assert {"run/metrics.csv", "run/losses-1.npz", "logs/first-1.log"} <= set(names)
     assert not any(name.startswith("run/best") for name in names)
     assert not {"run/table.json", "run/model.safetensors", "weights/model.safetensors"} & set(names)
+    (out / "results.tar.gz").unlink()
+    assert plan.run(tmp_path, pack=out) == (0, found[-1:])  # without names, nothing else is done
+    assert (out / "results.tar.gz").is_file()
     whole = joined(out, "weights.tar.*", tmp_path / "whole.tar")
     with tarfile.open(whole) as archive:
         file = archive.extractfile("weights/model.safetensors")

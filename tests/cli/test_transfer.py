@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def test_finetune_predict_and_embed(cli: Cli, model: Path, tmp_path: Path, monke
     assert abs(sum(found[0]["probabilities"].values()) - 1) < 1e-6
     assert len(cli("predict", "run", "--data", "moods/test.jsonl").out.splitlines()) == 4
     assert "capturing" not in done.err
+    assert re.search(r"^step 1  loss \d\.\d{4}$", done.err, re.MULTILINE)  # in nats: errors of similarity have no bits
     card = Path("run/best/README.md").read_text()
     assert "longspan predict" in card
     assert "longspan eval" not in card

@@ -336,7 +336,7 @@ def watchers(recipe: Recipe, data: TaskData, out: Path, processes: Processes) ->
         held = " (held out from train)" if data.held_out else ""
         sizes = counted(len(data.train), "training example"), counted(len(data.dev), "dev example")
         about = f"{data.task.name}: {', '.join(sizes)}{held}"
-        observers += [Metrics(out), TensorBoard(out), Progress([about]), RemoveResult(out)]
+        observers += [Metrics(out), TensorBoard(out), Progress([about], in_bits=False), RemoveResult(out)]
     observers.append(ValidateTask(data.dev, training.validate_every))
     if training.patience:
         observers.append(EarlyStop(training.patience))

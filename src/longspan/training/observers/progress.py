@@ -23,13 +23,16 @@ class Mark(NamedTuple):
 
 
 class Progress(Observer):
-    """Prints the given lines about the text, then step, bits, tokens per second and time left.
+    """Prints the given lines about the text, then step, loss, tokens per second and time left. Losses of tasks are not
+    printed in bits: those of similarity are squared errors.
 
     The time left is estimated from the steps after the first one, or after the last one that was compiled or captured.
     """
 
-    def __init__(self, lines: Sequence[str] = (), clock: Callable[[], float] = time.monotonic) -> None:
-        self.lines, self.clock = lines, clock
+    def __init__(
+        self, lines: Sequence[str] = (), clock: Callable[[], float] = time.monotonic, *, in_bits: bool = True
+    ) -> None:
+        self.lines, self.clock, self.in_bits = lines, clock, in_bits
         self.bar: Any = None
         self.task: Any = None
         self.printed = self.latest = clock()
@@ -60,7 +63,7 @@ class Progress(Observer):
 
     def row(self, trainer: Trainer, row: Row) -> None:
         self.latest = self.clock()
-        line = f"step {row.step}  {row.bits:.3f} bits"
+        line = f"step {row.step}  " + (f"{row.bits:.3f} bits" if self.in_bits else f"loss {row.loss:.4f}")
         first = self.mark is None
         if self.mark is None:
             self.mark = Mark(self.latest, trainer.reported_progress, trainer.ledger.step)

@@ -98,7 +98,7 @@ SYSTEMS |= {
     f"{name}-crf": replace(SYSTEMS[name], settings=(*SYSTEMS[name].settings, *TAGGER), group="taggers", tasks=CONLL)
     for name in ("bert", "xlnet", "longspan-xl")
 }
-RATES = ("3e-5", "1e-4", "1e-3")
+RATES = ("3e-5", "1e-4")
 """Learning rates that are tried on dev beside the usual one."""
 GROUPS = ("systems", "memory", "features", "ablations", "taggers")
 """Those of the tables. The group `rates` is run when it is named."""

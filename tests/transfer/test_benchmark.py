@@ -119,7 +119,7 @@ def test_every_row_can_be_resolved(scripts: SimpleNamespace, tmp_path: Path, tas
     assert len(rows) >= 12
     for row in rows:
         model = loaded["awd-lstm" if row.system.of == "ulmfit" else row.system.of]
-        check_settings(resolve(model, data, row.system.recipe, row.system.settings, epochs=row.epochs))
+        check_settings(resolve(model, data, row.system.recipe, row.system.all_settings, epochs=row.epochs))
 
 
 class Written:

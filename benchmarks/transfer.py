@@ -11,6 +11,9 @@ one resumes, so the same command continues. With `--limit` no job is started tha
 that still run at the end are stopped. A job that fails is run once more without CUDA graphs. One that runs out of
 memory beside others is run again later, and from then on fewer run at a time.
 
+`--groups rates --seeds 1` tries learning rates. With `--rates` and its results, every system takes the one that was
+best on dev for a task, and that run counts as the first seed.
+
 Where both directions of ULMFiT are finished, `ulmfit-ensemble` has the mean of their probabilities, as `longspan
 predict --with` computes it. `--rows` uses a few rows of every task, to try a command.
 """
@@ -29,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transfer_results import Entry, Key, Results, data_of, sample_of
+from transfer_results import Entry, Key, Results, data_of, key_of, sample_of
 from transfer_systems import (
     ESTIMATE,
     GROUPS,
@@ -41,6 +44,7 @@ from transfer_systems import (
     finetuning,
     likelihoods,
     rows,
+    tune,
 )
 
 from longspan import config
@@ -256,6 +260,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--tasks", default=",".join(MUST), help="comma-separated; `other` stands for the small tasks")
     parser.add_argument("--scratch", default="", metavar="TASKS", help="tasks with a control of new weights")
+    parser.add_argument("--rates", type=Path, metavar="FILE", help="results.json of the group rates")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=8, help="at a time")
     parser.add_argument("--limit", type=float, default=0.0, metavar="SECONDS", help="end before this time has passed")
@@ -275,16 +280,21 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     given = parse(arguments)
+    tuned = tune(json.loads(given.rates.read_text())["entries"]) if given.rates else []
     present = [name for name in model_names(given) if (given.models / name).is_dir()]
     if missing := [name for name in model_names(given) if name not in present]:
         print(f"{given.models} has no run of {', '.join(missing)}; their rows are left out", file=sys.stderr)
     if given.list:
         given.rows = 0
-        print("\n".join(shlex.join(["longspan", *job.command]) for job in all_jobs(given)))
+    known = {key_of(entry): entry for entry in tuned if entry["task"] in given.tasks and entry["row"] in given.systems}
+    jobs = [job for job in all_jobs(given) if job.key not in known]
+    if given.list:
+        print("\n".join(shlex.join(["longspan", *job.command]) for job in jobs))
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # jobs are stopped on the way out
     given.out.mkdir(parents=True, exist_ok=True)
-    jobs, results = all_jobs(given), Results(given.out, given)
+    results = Results(given.out, given)
+    results.entries |= known
     prepare(given, jobs)
     results.describe(present, [task for task in given.tasks if task != ZERO_SHOT])
     for job in jobs:

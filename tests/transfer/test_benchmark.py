@@ -94,6 +94,60 @@ def test_unknown_names_and_missing_runs(
     assert "--epochs" not in shown.out
 
 
+def test_the_rate_that_was_best_on_dev_is_used(
+    scripts: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first seed is not run again. Other tasks and systems keep their rate."""
+    monkeypatch.setattr(scripts.systems, "SYSTEMS", dict(scripts.systems.SYSTEMS))
+    make_runs(tmp_path, "bert")
+    found = [
+        ("bert-1e-4", 1, 0.8, 0.7),
+        ("bert-3e-4", 1, 0.7, 0.9),
+        ("bert-3e-4", 2, 0.9, 0.9),
+        ("gpt-1e-4", 1, 0.5, 0.5),
+    ]
+    entries = [
+        {
+            "row": row,
+            "task": "imdb",
+            "seed": seed,
+            "metric": "accuracy",
+            "dev": {"accuracy": dev},
+            "test": {"accuracy": test},
+        }
+        for row, seed, dev, test in found
+    ]
+    (tmp_path / "rates.json").write_text(json.dumps({"entries": entries}))
+    words = [
+        "--models",
+        str(tmp_path),
+        "--systems",
+        "bert",
+        "--groups",
+        "systems",
+        "--tasks",
+        "imdb,sst2",
+        "--seeds",
+        "2",
+    ]
+    assert scripts.transfer.main([*words, "--rates", str(tmp_path / "rates.json"), "--scratch", "imdb", "--list"]) == 0
+    commands = [line.split() for line in capsys.readouterr().out.splitlines()]
+    found = [
+        (Path(words[words.index("--out") + 1]).parts[-3:], [w for w in words if w.startswith("training.lr=")])
+        for words in commands
+    ]
+    slow, usual = ["training.lr=1e-4"], ["training.lr=3e-4"]
+    assert found == [
+        (("sst2", "bert", "seed-1"), usual),
+        (("imdb", "bert-scratch", "seed-1"), slow),
+        (("imdb", "bert", "seed-2"), slow),
+        (("sst2", "bert", "seed-2"), usual),
+        (("imdb", "bert-scratch", "seed-2"), slow),
+    ]
+    adopted = [(entry["row"], entry["seed"], entry["test"]["accuracy"]) for entry in scripts.systems.tune(entries)]
+    assert adopted == [("bert", 1, 0.7), ("gpt", 1, 0.5)]
+
+
 KINDS: dict[str, list[dict[str, Any]]] = {
     "conll2003": [{"words": ["a", "b"], "tags": ["O", "B-X"]}] * 4,
     "imdb": [{"text": "a", "label": "neg"}, {"text": "b", "label": "pos"}] * 2,

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from longspan.errors import ConfigError, DataError, DataWarning
 from longspan.models.families import create
 from longspan.training import utilisation
 from longspan.training.depth import depths, rate_factors, unfreeze
+from longspan.training.dropout import lock_dropout
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer
-from longspan.training.processes import ALONE
+from longspan.training.optimizers import hidden_matrices
+from longspan.training.processes import ALONE, Processes
 from longspan.training.recipe import TrainingConfig
 from longspan.training.schedules import lr_factor
 from longspan.transfer.batches import ExampleBatches, by_length, rounded
@@ -27,8 +30,10 @@ from longspan.transfer.finetune import finetune, finetune_once, resolve, watcher
 from longspan.transfer.formats import Sequences
 from longspan.transfer.model import TaskConfig, TaskModel
 from longspan.transfer.predict import Ensemble, load_predictor, make_format
+from longspan.transfer.results import write_result
 from longspan.transfer.tasks import TaskData, open_task
 from tests.training.conftest import Losses
+from tests.training.processes import on_processes
 from tests.transfer.conftest import BAD, GOOD, REST, sentences, write
 
 FAST = ["model.pooling=concat", "training.batch=6", "training.lr=8e-3"]
@@ -94,6 +99,60 @@ def test_steps_of_every_length_are_captured(device: str, family: str, folder: Pa
         curves.append(losses.curve)
         assert ({key[0][1] for key in trainer.captured} >= {16, 32}) == graph
     np.testing.assert_allclose(curves[1], curves[0], rtol=1e-5 if device == "cpu" else 1e-2)
+
+
+PARTS: dict[str, tuple[str, ...]] = {
+    "classes": ("model.lm_weight=0.5",),
+    "tags": (),
+    "crf": ("model.crf=4",),
+}
+
+
+def test_runs_do_not_depend_on_the_number_of_processes(base: Path, folder: Path, tmp_path: Path) -> None:
+    """With rows of different lengths and dropout. The first process scores test."""
+    words = [row["text"].split() for row in sentences(40, seed=3)]
+    tagged = [{"words": row, "tags": ["B-X" if word in GOOD + BAD else "O" for word in row]} for row in words]
+    write(tmp_path / "tagged" / "train.jsonl", tagged)
+    write(tmp_path / "tagged" / "dev.jsonl", tagged[:4])
+    write(tmp_path / "tagged" / "test.jsonl", tagged[:4])
+    few = ["training.steps=2", "training.batch=4", "training.lr=8e-3", "model.dropout=0.5", "model.base.dropout=0.2"]
+
+    def tune(processes: Processes) -> None:
+        def counted(out: Path, data: TaskData, device: torch.device | str) -> dict[str, Any]:
+            with (tmp_path / "scored").open("a") as file:
+                file.write(f"{processes.size} {processes.rank} {out.name}\n")
+            return write_result(out, data, device)
+
+        sys.modules[finetune.__module__].write_result = counted  # type: ignore[attr-defined]  # in a child process
+        for name, settings in PARTS.items():
+            task = folder if name == "classes" else tmp_path / "tagged"
+            out = tmp_path / str(processes.size) / name
+            finetune(base, task, out, overrides=[*few, *settings], device="cpu")
+
+    assert on_processes(0, tune) == [0]
+    assert on_processes(2, tune) == [0, 0]
+    for name in PARTS:
+        one, two = ((tmp_path / size / name / "metrics.jsonl").read_text().splitlines() for size in "12")
+        losses = [[json.loads(line)["bits"] for line in lines] for lines in (one, two)]
+        np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
+        assert len(losses[0]) == 2
+    scored = (tmp_path / "scored").read_text().splitlines()
+    assert scored == [f"{size} 0 {name}" for size in "12" for name in PARTS]
+
+
+def test_dropout_of_documents_and_matrices_of_a_wrapped_model() -> None:
+    """A locked dropout draws a mask per document. Muon and weight dropout use the matrices of the language model."""
+    for family, more in (("bert", {"positions": 8, "separator": 1}), ("elmo", {"filters": [[1, 8]]})):
+        shape = {"layers": 2, "width": 16, "heads": 2} if family == "bert" else {"width": 16}
+        made = create("task", TaskConfig(base_family=family, base=shape | more, dropout=0.5))
+        assert isinstance(made, TaskModel)
+        assert hidden_matrices(made) == {f"base.{name}" for name in hidden_matrices(made.base)}
+        assert "base.next_sentence.weight" not in hidden_matrices(made)
+        lock_dropout(made)
+        dropped = made.train().classifier[0](torch.ones(64, 1, 16))
+        scores = made.classifier(torch.ones(64, made.classifier[-1].in_features))
+        assert (dropped[0] != dropped[1:]).any()
+        assert len(scores[:, 0].unique()) > 32
 
 
 def test_few_lengths() -> None:

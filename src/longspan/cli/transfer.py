@@ -75,6 +75,7 @@ def finetune(
     threads: Threads = 0,
 ) -> None:
     """Train a classifier or tagger on a task and score dev and test."""
+    from longspan.training.launch import is_first
     from longspan.transfer.finetune import Interrupted, finetune
 
     where = machine(device, "auto", threads)
@@ -96,6 +97,8 @@ def finetune(
     except Interrupted as stopped:
         print(stopped, file=sys.stderr)
         raise typer.Exit(128 + int(stopped.signal)) from None
+    if not is_first():
+        return
     values = result.summary()
     if json:
         print_json(values)

@@ -89,6 +89,16 @@ def has_several_rows(own: Tensor) -> bool:
     return len(own) * (1 if here is None else here.size) > 1
 
 
+def largest_in_batch(own: int) -> int:
+    """The largest of the values that the processes of a divided batch have, for axes of the same length in all."""
+    here = division()
+    if here is None:
+        return own
+    largest = torch.tensor(own)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=here.group)
+    return int(largest)
+
+
 def mean_of_marked(total: Float[Tensor, ""], marks: Bool[Tensor, "..."]) -> Float[Tensor, ""]:
     """The mean of some values from their sum and their marks; 0 if there are none. In a divided batch, the mean of the
     results over processes is that of the whole batch."""

@@ -22,6 +22,11 @@ def launched() -> bool:
     return dist.is_torchelastic_launched() and "RANK" in os.environ
 
 
+def is_first() -> bool:
+    """Whether this is the first process that torchrun started, or the only one."""
+    return not launched() or os.environ["RANK"] == "0"
+
+
 def agree_on_round(store: dist.Store, rank: int, size: int, patience: timedelta = PATIENCE) -> int:
     """A number that all running processes have in common, and that no earlier ones had.
 

@@ -151,12 +151,17 @@ class Muon(torch.optim.Optimizer):
         return found[:count]
 
 
+NOT_HIDDEN = ("embedding", "head", "next_sentence", "classifier")
+"""Modules whose matrices map tokens or classes to hidden states or back."""
+
+
 def hidden_matrices(model: LanguageModel) -> set[str]:
-    """Names of the matrices that map hidden states to hidden states. Muon updates these."""
+    """Names of the matrices that map hidden states to hidden states. Muon updates these. Those of a language model are
+    the same inside of a task's model, whose names begin with `base`."""
     return {
         f"{name}.weight"
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and not name.startswith(("embedding", "head"))
+        if isinstance(module, nn.Linear) and not name.removeprefix("base.").startswith(NOT_HIDDEN)
     }
 
 

@@ -254,8 +254,10 @@ def run_in_folder(
     resume: str | None = None,
     device: torch.device | str = "cpu",
     quiet: bool = False,
+    afterwards: Callable[[], object] | None = None,
 ) -> Outcome:
-    """Start or resume the run in the folder `out`: lock it, check it, restore the trainer and run it."""
+    """Start or resume the run in the folder `out`: lock it, check it, restore the trainer and run it. When it has
+    finished, the first process calls `afterwards` while the others wait."""
     device = own_device(torch.device(device))
     with joined(device) as processes, ExitStack() as stack:
         given = resume
@@ -291,7 +293,11 @@ def run_in_folder(
                 raise NotFiniteError(f"{error}; {_fix(recipe, out)}") from None
         # After a signal in the last step nothing is left to do.
         signalled = None if trainer.finished else trainer.interrupted
-        return Outcome(out, trainer.step, trainer.finished, signalled, trainer.step - before, trainer.stopped_early)
+        outcome = Outcome(out, trainer.step, trainer.finished, signalled, trainer.step - before, trainer.stopped_early)
+        if afterwards is not None and signalled is None:
+            del prepared, trainer, watching  # their memory on the device
+            processes.first(afterwards)
+        return outcome
 
 
 def _open_folder(out: Path, resume: str | None, stack: ExitStack, processes: Processes, restarts: int) -> str | None:

@@ -39,14 +39,15 @@ def by_length(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
         yield batch
 
 
-def collate(examples: Sequence[Sequences]) -> Batch:
-    """Examples as arrays [B, R T]: the R sequences of an example side by side, T tokens each with padding.
+def collate(examples: Sequence[Sequences], longest: int | None = None) -> Batch:
+    """Examples as arrays [B, R T]: the R sequences of an example side by side, T tokens each with padding. `longest` is
+    the size of the longest sequence; default: that of these examples.
 
     `targets` has the classes of words at their marks, and the target of a whole example at its first token. `starts`
     marks the first token of the padding, so padding is another document and no token sees it.
     """
-    longest, count = max(example.length for example in examples), len(examples[0].rows)
-    length = rounded(longest)
+    count = len(examples[0].rows)
+    length = rounded(longest or max(example.length for example in examples))
     shape = len(examples), count, length
     tokens, starts = np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
     targets = np.full(shape, IGNORED, np.int64)
@@ -98,7 +99,8 @@ class ExampleBatches:
             self.passes, self.index = self.passes + 1, 0
         chosen = self.order()[self.index]
         self.index += 1
-        batch = collate([self.examples[k] for k in (chosen if rows is None else chosen[rows])])
+        own = [self.examples[k] for k in (chosen if rows is None else chosen[rows])]
+        batch = collate(own, int(self.lengths[chosen].max()))  # all processes need the same length for the same masks
         # Every document starts with an empty memory.
         self.position = batch.tokens.shape[1]
         return batch

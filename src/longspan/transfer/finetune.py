@@ -26,7 +26,7 @@ from longspan.errors import ConfigError, counted
 from longspan.models.families import create, name_of, outline
 from longspan.tokenizers import Tokenizer, tokenizer_from_json
 from longspan.training import run
-from longspan.training.launch import launched
+from longspan.training.launch import is_first, launched
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer, Validation
 from longspan.training.observers.checkpoints import Checkpoints
@@ -34,7 +34,7 @@ from longspan.training.observers.early_stop import EarlyStop
 from longspan.training.observers.metrics import Metrics
 from longspan.training.observers.progress import Progress
 from longspan.training.observers.tensorboard import TensorBoard
-from longspan.training.processes import Processes
+from longspan.training.processes import Processes, own_device
 from longspan.training.recipe import SETTINGS, Recipe, build_recipe, find_recipe, value_at
 from longspan.training.resume import RECIPE
 from longspan.transfer.batches import ExampleBatches
@@ -193,7 +193,7 @@ def finetune(
         test += [found["test"]] if found.get("test") else []
         predictions += [str(folder / found["predictions"])] if found.get("predictions") else []
     result = Result(data.task.name, data.task.metric, used, tuple(dev), tuple(test), tuple(predictions))
-    if len(chosen) > 1:
+    if len(chosen) > 1 and is_first():
         write_json(out / RESULT, result.summary())
     return result
 
@@ -309,6 +309,10 @@ def finetune_once(
     """One run: train, choose the best checkpoint on dev, read test once. Returns the contents of result.json."""
 
     def prepare(start: Verified | None, place: torch.device, processes: Processes) -> run.Prepared:
+        if processes.size > 1 and recipe.model.hidden:
+            raise ConfigError(
+                f"model.hidden={recipe.model.hidden} has batch norm, which needs the complete batch; use one process"
+            )
         own = tokenizer if start is None else tokenizer_from_json((start.path / TOKENIZER).read_bytes())
         torch.manual_seed(recipe.training.seed)
         model = create(recipe.family, recipe.model, recipe.evaluation_reading())
@@ -324,10 +328,16 @@ def finetune_once(
         watching = observers if observers is not None else watchers(recipe, data, out, processes)
         return run.Prepared(Trainer(recipe, model, own, streams, place, watching, processes), TrainedTask(data))
 
-    outcome = run.run_in_folder(recipe, out, prepare, resume=resume, device=device, quiet=observers is not None)
+    def score() -> dict[str, Any]:
+        return read_result(out, data) or write_result(out, data, own_device(torch.device(device)))
+
+    quiet = observers is not None
+    outcome = run.run_in_folder(recipe, out, prepare, resume=resume, device=device, quiet=quiet, afterwards=score)
     if outcome.interrupted is not None:
         raise Interrupted(outcome)
-    return read_result(out, data) or write_result(out, data, device)
+    found = read_result(out, data)
+    assert found is not None
+    return found
 
 
 def watchers(recipe: Recipe, data: TaskData, out: Path, processes: Processes) -> list[Observer]:

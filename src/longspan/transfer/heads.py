@@ -53,11 +53,13 @@ class Pool(NamedTuple):
 class BatchNorm(nn.BatchNorm1d):
     """Batch norm that uses its running statistics for a batch of one, which has no variance."""
 
-    def forward(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "B D"]:
-        x = x.to(self.weight.dtype)
+    def forward(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B 1 D"]:
+        x = x[:, 0].to(self.weight.dtype)
         if self.training and len(x) == 1:
-            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
-        return super().forward(x)
+            x = F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+        else:
+            x = super().forward(x)
+        return x[:, None]
 
 
 class Classifier(nn.Sequential):
@@ -73,3 +75,8 @@ class Classifier(nn.Sequential):
             if isinstance(module, nn.Linear) and not module.weight.is_meta:
                 nn.init.normal_(module.weight, std=0.02)
                 nn.init.zeros_(module.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of documents, [B, D] to [B, C], or of positions, [B, T, D] to [B, T, C]."""
+        # Documents get an axis of positions, because dropout takes a tensor without one for weights that rows share.
+        return super().forward(x) if x.dim() == 3 else super().forward(x[:, None])[:, 0]

@@ -23,6 +23,7 @@ from longspan.errors import ConfigError
 from longspan.hints import Hints
 from longspan.models.families import create, family
 from longspan.nn.model_config import require
+from longspan.nn.whole_batch import mean_of_marked
 from longspan.reading import Reading
 from longspan.shapes import Bool, Float, Int, Tensor
 from longspan.transfer.batches import IGNORED
@@ -290,7 +291,7 @@ class TaskModel(LanguageModel):
             if self.config.lm_weight and self.causal:
                 following = slice(begin + 1, begin + 1 + hidden[-1].shape[1])
                 lm = lm + self._lm_loss(hidden[-1], tokens[:, following], valid[:, following], state.reading)
-        lm = lm / valid[:, 1:].sum().clamp(min=1)
+        lm = mean_of_marked(lm, valid[:, 1:])
         if self.config.kind == "tags":
             features = torch.cat(pieces, dim=1)
             return features if self.config.crf else self.classifier(features), lm
@@ -346,5 +347,6 @@ class TaskModel(LanguageModel):
         if isinstance(self.classifier, BiLSTMCRF):
             return self.classifier.loss(scores, targets)
         if self.config.kind == "tags":
-            return F.cross_entropy(scores.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+            total = F.cross_entropy(scores.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+            return mean_of_marked(total, targets != IGNORED)
         return F.cross_entropy(scores, targets[:, 0])

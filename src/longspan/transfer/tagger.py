@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
 from longspan.nn.crf import CRF
+from longspan.nn.whole_batch import largest_in_batch, mean_of_marked
 from longspan.shapes import Bool, Float, Int, Tensor
 
 
@@ -33,10 +34,11 @@ class BiLSTMCRF(nn.Module):
         """The mean loss per word. Words are where the targets are not negative."""
         other = targets < 0
         sizes = (~other).sum(1).cpu()  # the only sync of a step
-        place = other.long().argsort(dim=1, stable=True)[:, : widest(sizes)]  # words first, in their order
+        count = largest_in_batch(widest(sizes))
+        place = other.long().argsort(dim=1, stable=True)[:, :count]  # words first, in their order
         tags = targets.gather(1, place)
         words = take(features, place, tags >= 0)
-        return self.crf.losses(self.scores(words, sizes), tags, tags >= 0).sum() / sizes.sum()
+        return mean_of_marked(self.crf.losses(self.scores(words, sizes), tags, tags >= 0).sum(), tags >= 0)
 
     def decode(self, features: Float[Tensor, "B T D"], marks: Sequence[Int[Tensor, "_"]]) -> list[list[int]]:
         """The most probable tags of the words at these positions of every row."""

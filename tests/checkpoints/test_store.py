@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import secrets
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,41 @@ def test_only_leftovers_of_dead_writers_are_swept(tmp_path: Path) -> None:
         os.close(descriptor)
     sweep(tmp_path, "m")
     assert names(tmp_path) == sorted([*others, "m"])
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_sweep_between_creation_and_lock_does_not_disturb_a_writer(tmp_path: Path, monkeypatch, kind: str) -> None:
+    real, swept = fcntl.flock, []
+
+    def flock(descriptor: int, operation: int) -> None:
+        if not swept:
+            swept.append(names(tmp_path))
+            sweep(tmp_path)
+        real(descriptor, operation)
+
+    monkeypatch.setattr(store.fcntl, "flock", flock)
+    if kind == "file":
+        write_file(tmp_path / "m", b"1")
+    else:
+        write_folder(tmp_path / "m", FILES)
+        read_folder(tmp_path / "m")
+    assert len(swept[0]) == 1
+    assert names(tmp_path) == ["m"]
+
+
+def test_several_writers_of_one_file(tmp_path: Path, monkeypatch) -> None:
+    """They sweep while others write. Locks of threads exclude each other like those of processes."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+    def write(writer: int) -> None:
+        for _ in range(200):
+            write_file(tmp_path / "m", bytes([writer]) * 1000)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(write, range(4)))
+    content = (tmp_path / "m").read_bytes()
+    assert content == content[:1] * 1000
+    assert names(tmp_path) == ["m"]
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import secrets
 import shutil
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -101,15 +101,19 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
     """A new file under a temporary name in the same folder, to read and write. It replaces `path` when the block ends
     without an error; a symbolic link at `path` is replaced, not followed."""
     sweep(path.parent, path.name)
-    temporary = temporary_path(path)
-    try:
-        with temporary.open("xb+") as file, _locked(file.fileno()):  # x: fails if the name exists, link or not
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            temporary.rename(path)
-    finally:
-        _remove(temporary)  # does nothing after the rename
+    locked = False
+    while not locked:
+        temporary = temporary_path(path)
+        try:
+            with temporary.open("xb+") as file:  # x: fails if the name exists, link or not
+                locked = _lock(file.fileno(), temporary)
+                if locked:
+                    yield file
+                    file.flush()
+                    os.fsync(file.fileno())
+                    temporary.rename(path)
+        finally:
+            _remove(temporary)  # does nothing after the rename
     _sync(path.parent)
 
 
@@ -184,8 +188,10 @@ def sweep(folder: Path, name: str | None = None) -> None:
             if leftover["kind"] == "old" and not os.path.lexists(target):
                 path.rename(target)
                 _sync(folder)
-            elif leftover["kind"] == "old" or not _is_locked(path):
+            elif leftover["kind"] == "old":
                 _remove(path)
+            else:
+                _remove_unless_locked(path)
 
 
 def _write_synced(path: Path, content: Content) -> Entry:
@@ -240,31 +246,40 @@ def _put_in_place(temporary: Path, path: Path) -> None:
 @contextmanager
 def _temporary_folder(path: Path) -> Iterator[Path]:
     """A new hidden folder in the parent of `path`, removed afterwards unless it was renamed."""
-    temporary = temporary_path(path)
-    try:
-        temporary.mkdir()
-        with _open_descriptor(temporary) as descriptor, _locked(descriptor):
-            yield temporary
-    finally:
-        _remove(temporary)
-
-
-@contextmanager
-def _locked(descriptor: int) -> Iterator[None]:
-    """A lock on a temporary file or folder, so that other writers do not remove it as a leftover."""
-    with suppress(OSError):  # some network file systems do not support locks
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    yield
-
-
-def _is_locked(path: Path) -> bool:
-    """Whether a running writer uses this file or folder. The lock of a crashed one was released with its process."""
-    with suppress(OSError), _open_descriptor(path) as descriptor:
+    locked = False
+    while not locked:
+        temporary = temporary_path(path)
         try:
+            temporary.mkdir()
+            with ExitStack() as stack:
+                with suppress(FileNotFoundError):
+                    locked = _lock(stack.enter_context(_open_descriptor(temporary)), temporary)
+                if locked:
+                    yield temporary
+        finally:
+            _remove(temporary)
+
+
+def _lock(descriptor: int, temporary: Path) -> bool:
+    """Lock a new temporary file or folder, so that other writers do not remove it as a leftover. False if one of them
+    removed it before it was locked."""
+    with suppress(OSError):  # some network file systems do not support locks
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # waits at most until another writer has removed it
+    return temporary.exists()
+
+
+def _remove_unless_locked(path: Path) -> None:
+    """Remove a file or folder unless a running writer uses it. The lock of a crashed one was released with its process.
+    It is removed under the lock, so that a writer that has just created it notices."""
+    with ExitStack() as stack:
+        try:
+            descriptor = stack.enter_context(_open_descriptor(path))
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return True
-    return False
+            return
+        except OSError:
+            pass  # no lock is possible, for example on a symbolic link
+        _remove(path)
 
 
 @contextmanager

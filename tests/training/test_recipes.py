@@ -216,6 +216,8 @@ def test_an_error_names_the_line_and_the_value(text: str, named: str, tmp_path: 
         (["training=5"], "training=5"),
         (["model.width=17"], "model.width=17 .*heads=4"),
         (["training.lr=nan"], "training.lr=nan"),
+        (["training.validate_tokens=1"], "training.validate_tokens=1 .*2"),
+        (["training.validate_tokens=-5"], "training.validate_tokens=-5 .*2"),
     ],
 )
 def test_an_error_of_an_override_names_no_line(pairs: list[str], named: str) -> None:

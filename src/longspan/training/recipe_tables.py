@@ -187,6 +187,10 @@ class TrainingConfig:
         for name in ("steps", "tokens", "seconds", "lr", "muon_lr", "epsilon", "embedding_rate"):
             value = getattr(self, name)
             require(value is None or value > 0, f"training.{name}={value} must be above 0")
+        require(
+            self.validate_tokens is None or self.validate_tokens >= 2,
+            f"training.validate_tokens={self.validate_tokens} must be at least 2; leave it out to score all tokens",
+        )
         for name in ("accumulate", "save_every", "keep"):
             require(getattr(self, name) >= 1, f"training.{name}={getattr(self, name)} must be at least 1")
         for name in ("warmup", "weight_decay", "clip", "spike", "validate_every", "patience", "seed"):

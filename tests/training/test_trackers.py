@@ -2,14 +2,15 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from longspan.errors import ConfigError
+from longspan.errors import ConfigError, TrainingError
 from longspan.training import run
 from longspan.training.observer import Observer, Validation
-from longspan.training.observers.trackers import make_tracker
+from longspan.training.observers.trackers import TrackerWarning, make_tracker
 from tests.training.conftest import losses, make_recipe, make_text, train
 
 
@@ -77,6 +78,56 @@ def test_wandb_writes_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     train(recipe, tmp_path, make_text(), monkeypatch, make_tracker("wandb", tmp_path))
     (folder,) = (tmp_path / "wandb").glob("offline-run-*")
     assert next(folder.glob("*.wandb")).stat().st_size > 0
+
+
+class Broken:
+    """A package of a tracker, or a part of it, whose method `fails` raises an error. Other methods return itself."""
+
+    def __init__(self, *fails: str) -> None:
+        self.fails = fails
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given, **named: self.call(name)
+
+    def call(self, name: str) -> Any:
+        if name in self.fails:
+            raise ConnectionError(f"no answer to {name}")
+        return self
+
+
+class BrokenMLflow(Broken):
+    def __init__(self, *fails: str) -> None:
+        super().__init__(*fails)
+        self.entities = SimpleNamespace(Param=lambda *given: given, Metric=lambda *given: given)
+        self.utils = SimpleNamespace(time=SimpleNamespace(get_current_time_millis=lambda: 0))
+        self.experiment_id, self.info = "1", SimpleNamespace(run_id="2")
+
+
+@pytest.mark.parametrize(
+    ("name", "made", "begin", "log", "end"),
+    [
+        ("wandb", Broken, "init", "log", "finish"),
+        ("mlflow", BrokenMLflow, "create_run", "log_batch", "set_terminated"),
+    ],
+)
+def test_an_error_of_a_tracker_is_one_sentence(
+    name: str, made: type, begin: str, log: str, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One at the end is a warning, and does not replace the error that ended the run."""
+
+    def run_with(out: str, *fails: str) -> None:
+        monkeypatch.setitem(sys.modules, name, made(*fails))
+        recipe = make_recipe(training_steps=2, training_schedule="constant")
+        train(recipe, tmp_path / out, make_text(), monkeypatch, make_tracker(name, tmp_path / out), Validates())
+
+    for failing in (begin, log):
+        with pytest.raises(TrainingError, match=f"no answer to {failing}") as caught:
+            run_with(failing, failing)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(TrainingError, match=f"no answer to {log}"), pytest.warns(TrackerWarning, match=end):
+        run_with("both", log, end)
+    with pytest.warns(TrackerWarning, match=f"no answer to {end}"):
+        run_with("end", end)
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])

@@ -1,15 +1,17 @@
 """Sends the metrics to MLflow: `longspan train --track mlflow`."""
 
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from longspan import config
-from longspan.errors import ConfigError, TrainingError
+from longspan.errors import ConfigError
 from longspan.training.ledger import Row
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer, Validation
 from longspan.training.observers.metrics import write_errors
+from longspan.training.observers.trackers import tracker_errors, tracker_warnings
 
 RUN = "mlflow_run.txt"
 
@@ -24,7 +26,7 @@ class MLflow(Observer):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.client: Any = None
-        self.run = ""
+        self.run = self.place = ""
         try:
             import mlflow
         except ImportError:
@@ -40,7 +42,8 @@ class MLflow(Observer):
             place = (self.folder / "mlruns").resolve().as_uri()
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "longspan")
         known = self.folder / RUN
-        try:
+        self.place = place
+        with self._errors():
             self.client = self.mlflow.MlflowClient(tracking_uri=place)
             if known.is_file():
                 self.run = known.read_text(encoding="utf-8").strip()
@@ -51,10 +54,6 @@ class MLflow(Observer):
             self.run = self.client.create_run(experiment, run_name=self.folder.name).info.run_id
             parameters = [self.mlflow.entities.Param(k, str(v)[:500]) for k, v in _parameters(trainer).items()]
             self.client.log_batch(self.run, params=parameters)
-        except self.mlflow.exceptions.MlflowException as error:
-            raise TrainingError(
-                f"MLflow at {place} cannot be used: {str(error)[:200]}; check MLFLOW_TRACKING_URI"
-            ) from None
         with write_errors(known):
             known.write_text(self.run, encoding="utf-8")
 
@@ -68,12 +67,17 @@ class MLflow(Observer):
     def end(self, trainer: Trainer) -> None:
         if self.run:
             done = trainer.finished or trainer.interrupted
-            self.client.set_terminated(self.run, status="FINISHED" if done else "FAILED")
+            with tracker_warnings(f"MLflow at {self.place}"):
+                self.client.set_terminated(self.run, status="FINISHED" if done else "FAILED")
+
+    def _errors(self) -> AbstractContextManager[None]:
+        return tracker_errors(f"MLflow at {self.place}", "check MLFLOW_TRACKING_URI")
 
     def _log(self, group: str, step: int, values: dict[str, float]) -> None:
         metric, now = self.mlflow.entities.Metric, self.mlflow.utils.time.get_current_time_millis()
         metrics = [metric(f"{group}/{name}", float(value), now, step) for name, value in values.items()]
-        self.client.log_batch(self.run, metrics=metrics)
+        with self._errors():
+            self.client.log_batch(self.run, metrics=metrics)
 
 
 def _parameters(trainer: Trainer) -> dict[str, Any]:

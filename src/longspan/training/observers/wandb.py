@@ -1,6 +1,7 @@
 """Sends the metrics to Weights & Biases: `longspan train --track wandb`."""
 
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -11,6 +12,7 @@ from longspan.training.ledger import Row
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer, Validation
 from longspan.training.observers.metrics import write_errors
+from longspan.training.observers.trackers import tracker_errors, tracker_warnings
 
 RUN = "wandb_run.txt"
 
@@ -41,23 +43,31 @@ class WandB(Observer):
         recipe = trainer.recipe
         values = {"recipe": recipe.name, "family": recipe.family, "parameters": trainer.model.parameter_count}
         values |= {"model": config.plain(recipe.model), "training": config.plain(recipe.training)}
-        self.run = self.wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "longspan"),
-            dir=str(self.folder),
-            id=identity,
-            name=self.folder.name,
-            resume="allow",
-            config=values,
-        )
+        with self._errors():
+            self.run = self.wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "longspan"),
+                dir=str(self.folder),
+                id=identity,
+                name=self.folder.name,
+                resume="allow",
+                config=values,
+            )
 
     def row(self, trainer: Trainer, row: Row) -> None:
         names = ("loss", "bits", "lr", "grad_norm", "tokens_per_second", "tokens")
-        self.run.log({f"training/{name}": getattr(row, name) for name in names}, step=row.step)
+        values = {f"training/{name}": getattr(row, name) for name in names}
+        with self._errors():
+            self.run.log(values, step=row.step)
 
     def validated(self, trainer: Trainer, validation: Validation) -> None:
         values = {"validation/loss": validation.nats, "validation/bits": validation.bits}
-        self.run.log(values | {"validation/step": validation.step})
+        with self._errors():
+            self.run.log(values | {"validation/step": validation.step})
 
     def end(self, trainer: Trainer) -> None:
         if self.run is not None:
-            self.run.finish(exit_code=0 if trainer.finished or trainer.interrupted else 1)
+            with tracker_warnings("Weights & Biases"):
+                self.run.finish(exit_code=0 if trainer.finished or trainer.interrupted else 1)
+
+    def _errors(self) -> AbstractContextManager[None]:
+        return tracker_errors("Weights & Biases", "check the connection and `wandb login`")

@@ -280,6 +280,43 @@ def test_a_checkpoint_is_a_model_with_the_averaged_weights(tmp_path: Path, monke
         assert not torch.equal(parameter, trainer.average.parameters[name])
 
 
+def test_every_observer_that_began_is_ended_and_the_first_error_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    class Fails(Observer):
+        def __init__(self, name: str, *fails: str) -> None:
+            self.name, self.fails = name, fails
+
+        def call(self, what: str) -> None:
+            calls.append(f"{what} {self.name}")
+            if what in self.fails:
+                raise ValueError(calls[-1])
+
+        def begin(self, trainer: Trainer) -> None:
+            self.call("begin")
+
+        def after_step(self, trainer: Trainer) -> None:
+            self.call("step")
+
+        def end(self, trainer: Trainer) -> None:
+            self.call("end")
+
+    def first_error(out: str, *observers: Observer) -> str:
+        calls.clear()
+        with pytest.raises(ValueError) as caught:
+            train(make_recipe(training_steps=1), tmp_path / out, make_text(), monkeypatch, *observers)
+        return str(caught.value)
+
+    assert first_error("end", Fails("a", "end"), Fails("b", "end"), Fails("c")) == "end a"
+    assert calls[-3:] == ["end a", "end b", "end c"]
+    assert first_error("step", Fails("a"), Fails("b", "step", "end"), Fails("c")) == "step b"
+    assert calls[-3:] == ["end a", "end b", "end c"]
+    assert first_error("begin", Fails("a"), Fails("b", "begin"), Fails("c")) == "begin b"
+    assert calls == ["begin a", "begin b", "end a", "end b"]
+
+
 def test_lines_after_the_resumed_step_are_removed(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     lines = [json.dumps({"step": s, "loss": s / 2}) for s in (1, 2, 3, 3, 4)]

@@ -152,21 +152,36 @@ class Trainer:
     def run(self) -> None:
         """Train until a limit, an observer or a signal stops the run."""
         self.start_clock()
-        with self._handle_signals():
-            try:
+        with self._handle_signals(), self._observed():
+            while not (self.finished or self.interrupted):
+                self.take_step()
+                # Set once per step, so that all its observers see the same value.
+                self.interrupted = self._agree()
+                self.finished = self.stopped_early or self.progress >= 1.0
                 for observer in self.observers:
-                    observer.begin(self)
-                while not (self.finished or self.interrupted):
-                    self.take_step()
-                    # Set once per step, so that all its observers see the same value.
-                    self.interrupted = self._agree()
-                    self.finished = self.stopped_early or self.progress >= 1.0
-                    for observer in self.observers:
-                        observer.after_step(self)
-                self.settle()
-            finally:
-                for observer in self.observers:
-                    observer.end(self)
+                    observer.after_step(self)
+            self.settle()
+
+    @contextmanager
+    def _observed(self) -> Iterator[None]:
+        """Begin all observers, and end those that were begun, in the same order. One that fails stops no other,
+        and the first error is raised. After an error in `begin`, that observer is ended too: it may have open files."""
+        begun: list[Observer] = []
+        with contextlib.ExitStack() as ends:
+            for observer in reversed(self.observers):
+                ends.push(partial(self._end, observer, begun))
+            for observer in self.observers:
+                begun.append(observer)
+                observer.begin(self)
+            yield
+
+    def _end(self, observer: Observer, begun: list[Observer], *raised: Any) -> None:
+        try:
+            if observer in begun:
+                observer.end(self)
+        except BaseException:
+            if raised[1] is None:  # the error that is being handled
+                raise
 
     def _agree(self) -> signal.Signals | None:
         """The signal that stops the run after this step. All processes have the same one, and the same clock."""

@@ -71,7 +71,7 @@ class Observer:
         """Called before a checkpoint is saved: flush everything about earlier steps to disk."""
 
     def end(self, trainer: "Trainer") -> None:
-        """Called when the loop ends, also after an error."""
+        """Called when the loop ends, also after an error, and if `begin` fails."""
 
     def facts(self) -> dict[str, Any]:
         """What a resume needs, as plain values."""

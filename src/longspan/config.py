@@ -6,6 +6,7 @@ A config validates itself in `__post_init__`, so every instance is valid. This m
 
 import dataclasses
 import json
+import math
 import sys
 import tomllib
 import types
@@ -160,6 +161,15 @@ def _lists(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _lists(each) for key, each in value.items()}
     return [_lists(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def finite(value: Any) -> Any:
+    """A value for JSON, which has no infinity and no NaN: they become None, also inside lists and mappings."""
+    if isinstance(value, Mapping):
+        return {key: finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def keys(cls: type, where: str = "") -> dict[str, Any]:

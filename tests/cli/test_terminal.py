@@ -1,5 +1,6 @@
 """Control characters from models, prompts and file names are escaped on a terminal."""
 
+import json
 import os
 import pty
 import sys
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from longspan.cli.main import run
+from longspan.cli.options import print_json
 from longspan.terminal import guarded_streams, progress_line, visible
 
 from .conftest import Cli
@@ -126,6 +128,13 @@ def test_a_piped_eval_prints_progress(cli: Cli, model: Path, text: Path, monkeyp
     found = cli("eval", model, "--data", text, "--json")
     assert [line for line in found.err.splitlines() if line.startswith("scoring: ")], found.err
     assert found.json["scored"] > 0
+
+
+def test_json_has_null_for_numbers_that_are_not_finite(capsys: pytest.CaptureFixture[str]) -> None:
+    nan, inf = float("nan"), float("inf")
+    print_json({"a": nan, "rows": [{"b": -inf, "c": (1.5, inf)}], "d": {"e": [nan, "NaN", None, True]}})
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found == {"a": None, "rows": [{"b": None, "c": [1.5, None]}], "d": {"e": [None, "NaN", None, True]}}
 
 
 def test_streams_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,9 @@ from longspan.training import run, snapshot
 from longspan.training.dropout import LockedDropout, Objective
 from longspan.training.dry_run import dry_run
 from longspan.training.loop import Trainer
-from longspan.training.observer import Observer
+from longspan.training.observer import Observer, Validation
 from longspan.training.observers.early_stop import EarlyStop
-from longspan.training.observers.metrics import truncate_after
+from longspan.training.observers.metrics import Metrics, read_lines, truncate_after
 from longspan.training.observers.tensorboard import TensorBoard
 from longspan.training.observers.validation import Validate, sample
 from longspan.training.preflight import preflight
@@ -323,6 +323,22 @@ def test_lines_after_the_resumed_step_are_removed(tmp_path: Path) -> None:
     path.write_text("\n".join(lines) + '\n{"step": 5, "lo')
     truncate_after(path, 3)
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
+
+
+def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path)
+    (tmp_path / "validation.jsonl").write_text('{"step": 1, "nats": Infinity}\n{"step": 5')
+    _, trainer = run.make_trainer(make_recipe(), make_text(), CPU)
+    trainer.step = 2
+    metrics.begin(trainer)
+    metrics.validated(trainer, Validation(2, 16, math.inf))
+    metrics.end(trainer)
+    lines = [
+        json.loads(line, parse_constant=pytest.fail)
+        for line in (tmp_path / "validation.jsonl").read_text().splitlines()
+    ]
+    assert lines == [{"step": 1, "nats": None}, {"step": 2, "tokens": 16, "nats": None, "bits": None}]
+    assert read_lines(tmp_path / "validation.jsonl") == lines
 
 
 def test_limits_in_tokens_and_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longspan.bundled import ABOUT
+from longspan.config import finite
 from longspan.errors import ConfigError
 from longspan.threads import set_threads
 
@@ -71,8 +72,7 @@ def note_bundled(model: Path | None) -> None:
 
 def print_json(values: dict[str, Any]) -> None:
     """One JSON object on standard output; infinities and NaN become null."""
-    clean = {k: None if isinstance(v, float) and not abs(v) < float("inf") else v for k, v in values.items()}
-    json.dump(clean, sys.stdout, ensure_ascii=False)
+    json.dump(finite(values), sys.stdout, ensure_ascii=False, allow_nan=False)
     sys.stdout.write("\n")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from longspan.checkpoints.store import write_file
+from longspan.config import finite
 from longspan.errors import TrainingError
 from longspan.training.ledger import Row
 from longspan.training.loop import Trainer
@@ -52,10 +53,15 @@ class Metrics(Observer):
             with suppress(OSError):
                 file.close()
 
-    def _write(self, name: str, values: dict[str, object]) -> None:
+    def _write(self, name: str, values: dict[str, Any]) -> None:
         with write_errors(self.folder / name):
-            self.files[name].write(json.dumps(values) + "\n")
+            self.files[name].write(_line(values))
             self.files[name].flush()
+
+
+def _line(values: dict[str, Any]) -> str:
+    """Numbers that are not finite are null: most programs cannot read the Infinity and NaN of Python."""
+    return json.dumps(finite(values), allow_nan=False) + "\n"
 
 
 @contextmanager
@@ -86,6 +92,6 @@ def truncate_after(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = {line["step"]: line for line in read_lines(path) if line["step"] <= step}
-    content = "".join(json.dumps(kept[s]) + "\n" for s in sorted(kept)).encode()
+    content = "".join(_line(kept[s]) for s in sorted(kept)).encode()
     if content != path.read_bytes():
         write_file(path, content)

@@ -2,10 +2,13 @@
 
 import io
 from pathlib import Path
+from typing import cast
 from unittest.mock import patch
 
 import pytest
 
+from longspan.cli.write import Dialogue
+from longspan.draft import Draft
 from tests.cli.conftest import Cli, Result
 
 pytest.importorskip("prompt_toolkit")
@@ -49,14 +52,36 @@ def test_a_session(cli: Cli, model: Path) -> None:
 
 
 def test_errors_are_one_line_and_the_session_goes_on(cli: Cli, model: Path) -> None:
-    lines = ["/udno", "/set memory -1", "/set", "/load none.txt", "/switch x y", "/help", "/quit"]
+    lines = [
+        "/udno",
+        "/set memory -1",
+        "/set",
+        "/load none.txt",
+        "/switch x y",
+        "/undo 3",
+        "/add",
+        "/save 'x",
+        "/help",
+        "/quit",
+    ]
     found = typed(cli, model, "-n", 5, lines=lines)
     assert found.code == 0
     errors = [line for line in found.out.splitlines() if line.startswith("longspan: ")]
-    assert len(errors) == 5, found.out
-    for error, word in zip(errors, ["/undo", "memory=-1", "/set KEY VALUE", "none.txt", "/switch NAME"], strict=True):
+    assert len(errors) == 7, found.out
+    named = ["/undo", "memory=-1", "/set KEY VALUE", "none.txt", "/switch NAME", "'/undo 3'", "/save FILE"]
+    for error, word in zip(errors, named, strict=True):
         assert word in error
+    assert not any("incomplete" in error for error in errors)
     assert "Ctrl-D" in found.out
+
+
+def test_an_error_inside_a_command_is_not_blamed_on_the_line() -> None:
+    class Faulty:
+        def undo(self) -> bool:
+            raise TypeError("a bug")
+
+    with pytest.raises(TypeError, match="a bug"):
+        Dialogue(cast("Draft", Faulty())).answer("/undo")
 
 
 def test_lines_of_a_pipe(cli: Cli, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """`longspan write`: an interactive session in the terminal. docs/generation.md"""
 
+import inspect
 import shlex
 import sys
 from collections.abc import Callable
@@ -150,12 +151,14 @@ class Dialogue:
             raise UnknownNameError(
                 "command", name, [*self.commands, "/quit"], otherwise="use /add to add a text that starts with /"
             )
+        command = self.commands[name]
         try:
             words = [rest] if name == "/add" else shlex.split(rest)
-            self.commands[name](*words)
-        except (TypeError, ValueError):
+            inspect.signature(command).bind(*words)
+        except (TypeError, ValueError):  # another number of words, or a quotation mark that is not closed
             usage = next((text for text in HELP.splitlines() if text.startswith(f"{name} ")), name)
-            raise ConfigError(f"{line.strip()!r} is incomplete; write: {usage}") from None
+            raise ConfigError(f"{line.strip()!r} has missing or extra words; write: {usage}") from None
+        command(*words)
 
     def continue_text(self) -> None:
         for piece in self.draft.write():

@@ -38,6 +38,16 @@ def test_floor_and_cooldown() -> None:
     assert lr_factor(cosine, 100, 1.0) == pytest.approx(0.1)
 
 
+def test_floor_and_cooldown_of_the_slanted_triangle() -> None:
+    """Without them it rises from 1/32 to 1 and falls to 1/32 (Howard & Ruder 2018, equation 3)."""
+    plain = TrainingConfig(steps=100, schedule="slanted-triangular")
+    assert [lr_factor(plain, s, s / 100) for s in (0, 5, 10, 55, 100)] == [1 / 32, 33 / 64, 1.0, 33 / 64, 1 / 32]
+    changed = TrainingConfig(steps=100, schedule="slanted-triangular", cooldown=0.5, lr_floor=0.2)
+    found = [lr_factor(changed, s, s / 100) for s in (0, 10, 75, 100)]
+    middle = (1 + 31 * 0.25 / 0.9) / 32 * 0.5
+    assert found == pytest.approx([0.2 + 0.8 / 32, 1.0, 0.2 + 0.8 * middle, 0.2])
+
+
 def test_progress_follows_the_nearest_limit() -> None:
     config = TrainingConfig(steps=100, tokens=1000, seconds=10.0)
     assert progress(config, 10, 500, 1.0) == 0.5

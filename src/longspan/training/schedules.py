@@ -42,14 +42,13 @@ def lr_factor(config: TrainingConfig, step: int, done: float) -> float:
     """
     if step < config.warmup:
         return (step + 1) / config.warmup
-    if config.schedule == "slanted-triangular":
-        rising = done / CUT if done < CUT else (1.0 - done) / (1.0 - CUT)
-        return (1.0 + rising * (RATIO - 1.0)) / RATIO
+    slanted = done / CUT if done < CUT else (1.0 - done) / (1.0 - CUT)
     shapes = {
         "constant": 1.0,
         "cosine": 0.5 * (1 + math.cos(math.pi * done)),
         "linear": 1.0 - done,
         "inverse-sqrt": math.sqrt(max(config.warmup, 1) / (step + 1)),
+        "slanted-triangular": (1.0 + slanted * (RATIO - 1.0)) / RATIO,
     }
     factor = shapes[config.schedule]
     if config.cooldown:

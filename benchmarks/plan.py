@@ -87,6 +87,12 @@ def read_plan(path: Path = HERE / "plan.toml") -> tuple[dict[str, Run], dict[str
     for run in plan.run:
         if unknown := [text for text in run.texts if text not in plan.texts]:
             raise ConfigError(f"the run {run.name} needs the text {unknown[0]}, which is not in [texts]; add its file")
+        for number, step in enumerate(run.steps, 1):
+            if isinstance(step, tuple) and not 1 <= len(step) <= len(LETTERS):
+                raise ConfigError(
+                    f"step {number} of the run {run.name} has {len(step)} commands; 1 to {len(LETTERS)} can run side "
+                    "by side, so use several steps"
+                )
     return {run.name: run for run in plan.run}, plan.texts
 
 

@@ -200,6 +200,8 @@ def test_every_run_fits_into_half_an_hour_of_one_machine(plan: Program) -> None:
         ("minutes = 3\n", "minutes = 3\nsecond = 2\n", "run[1].second"),
         ("[texts]", "[text]", "'text'"),
         ("minutes = 3\n", "minutes = 3\ntexts = ['none']\n", "text none"),
+        ('["true"]', f"['true', {['true'] * 27}]", "step 2 of the run long has 27 commands"),
+        ('["true"]', "[[]]", "step 1 of the run long has 0 commands"),
     ],
 )
 def test_a_plan_that_cannot_be_read_is_one_sentence(

@@ -1,5 +1,6 @@
 """AttentionLinks against the weights that the figures record, and the softmax of the logits."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 
 from longspan.contract import LanguageModel
 from longspan.errors import ConfigError, DataError
+from longspan.experiments import attention_links
 from longspan.experiments.attention_links import AttentionLinks
 from longspan.experiments.figures.attention import last_attention
 from tests.support import build
@@ -108,3 +110,34 @@ def test_what_was_not_read_or_does_not_exist_is_refused(ids: np.ndarray) -> None
         links.earlier(8, layer=2)
     with pytest.raises(ConfigError, match="head=7"):
         links.earlier(8, head=7)
+
+
+def test_threads_can_ask_for_more_heads_than_are_kept(ids: np.ndarray) -> None:
+    links = links_of(model(*FORMS["memory"]), ids)
+    choices = [(layer, head) for layer in (None, 0, 1) for head in (None, 0, 1)]
+    expected = {choice: links.later(5, *choice) for choice in choices}
+
+    def ask(seed: int) -> None:
+        for number in np.random.default_rng(seed).integers(0, len(choices), 40):
+            assert np.array_equal(links.later(5, *choices[number]), expected[choices[number]])
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(ask, range(4)))
+
+
+def test_weights_are_returned_even_if_they_are_dropped_at_once(ids: np.ndarray, monkeypatch) -> None:
+    """As when other threads ask for other heads at the same time."""
+    links = links_of(model(*FORMS["memory"]), ids)
+    expected = links.later(5, 0, 1)
+    monkeypatch.setattr(attention_links, "KEPT", 0)
+    links.later(5)
+    assert not links.is_prepared(0, 1)
+    assert np.array_equal(links.later(5, 0, 1), expected)
+
+
+def test_weights_that_were_used_last_are_kept(ids: np.ndarray) -> None:
+    links = links_of(model(*FORMS["memory"]), ids)
+    for choice in ((None, None), (0, 0), (0, 1), (1, 0), (None, None), (1, 1)):
+        links.later(5, *choice)
+    assert links.is_prepared()
+    assert not links.is_prepared(0, 0)

@@ -3,6 +3,7 @@
 Token t is predicted by the query at t - 1, so the weights and candidates of token t are those of that query.
 """
 
+import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -60,6 +61,7 @@ class AttentionLinks:
         self._segments: list[Segment] = []
         self._keys: list[Tensor] = []
         self._kept: OrderedDict[tuple[int | None, int | None], Weights] = OrderedDict()
+        self._lock = threading.Lock()
 
     @property
     def layers(self) -> int:
@@ -139,10 +141,11 @@ class AttentionLinks:
         self._check(token, layer, head)
         if self.read_tokens < len(self.ids):
             raise DataError(f"{self.read_tokens} of {len(self.ids)} tokens were read; wait for the complete text")
-        if (layer, head) not in self._kept:
-            for _ in self.prepare(layer, head):
+        weights = self._known(layer, head)
+        if weights is None:
+            weights = self._no_weights()
+            for _ in self._compute(weights, layer, head):
                 pass
-        weights = self._kept[layer, head]
         distances = np.arange(min(weights.shape[1], len(weights) - token))
         found = np.zeros(len(weights) - token, np.float32)
         found[distances] = weights[token + distances, distances]
@@ -151,8 +154,14 @@ class AttentionLinks:
     def prepare(self, layer: int | None = None, head: int | None = None) -> Iterator[int]:
         """Compute what `later` needs, one segment at a time; yields the queries done so far."""
         self._check(0, layer, head)
+        yield from self._compute(self._no_weights(), layer, head)
+
+    def _no_weights(self) -> Weights:
         longest = max(one.layers[0].key.shape[1] for one in self._segments)
-        found = np.zeros((len(self.ids) - 1, min(longest, self.reading.window or longest)), np.float32)
+        return np.zeros((len(self.ids) - 1, min(longest, self.reading.window or longest)), np.float32)
+
+    def _compute(self, found: Weights, layer: int | None, head: int | None) -> Iterator[int]:
+        """Fill in the weights by query and distance, and keep them."""
         for segment in self._segments:
             begin, count = segment.begin, segment.layers[0].query.shape[1]
             end = begin + count
@@ -160,9 +169,19 @@ class AttentionLinks:
                 weights = segment.weights(0, count, layer, head).cpu().numpy()[:, : found.shape[1]]
             found[begin:end, : weights.shape[1]] = weights
             yield end
-        self._kept[layer, head] = found
-        while len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
+        with self._lock:
+            self._kept[layer, head] = found
+            self._kept.move_to_end((layer, head))
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+
+    def _known(self, layer: int | None, head: int | None) -> Weights | None:
+        """The weights if they are kept; those used longest ago are dropped first."""
+        with self._lock:
+            found = self._kept.get((layer, head))
+            if found is not None:
+                self._kept.move_to_end((layer, head))
+            return found
 
     def is_prepared(self, layer: int | None = None, head: int | None = None) -> bool:
         return (layer, head) in self._kept

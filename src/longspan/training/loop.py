@@ -164,24 +164,23 @@ class Trainer:
 
     @contextmanager
     def _observed(self) -> Iterator[None]:
-        """Begin all observers, and end those that were begun, in the same order. One that fails stops no other,
-        and the first error is raised. After an error in `begin`, that observer is ended too: it may have open files."""
-        begun: list[Observer] = []
-        with contextlib.ExitStack() as ends:
-            for observer in reversed(self.observers):
-                ends.push(partial(self._end, observer, begun))
+        """Begin all observers, and end those that were begun, also if one of them fails. The first error is raised. An
+        observer whose `begin` failed is ended too, because it may have open files."""
+        begun, errors = list[Observer](), list[BaseException]()
+        try:
             for observer in self.observers:
                 begun.append(observer)
                 observer.begin(self)
             yield
-
-    def _end(self, observer: Observer, begun: list[Observer], *raised: Any) -> None:
-        try:
-            if observer in begun:
+        except BaseException as error:
+            errors.append(error)
+        for observer in begun:
+            try:
                 observer.end(self)
-        except BaseException:
-            if raised[1] is None:  # the error that is being handled
-                raise
+            except BaseException as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _agree(self) -> signal.Signals | None:
         """The signal that stops the run after this step. All processes have the same one, and the same clock."""

@@ -8,6 +8,7 @@ Every part checks its results before it measures them.
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from gpu import require_gpu
+from triton.errors import TritonError
 
 from longspan.contract import Decoder, LanguageModel
 from longspan.cuda_graphs import GraphDecoder
@@ -116,9 +118,10 @@ def delivered(kind: type[FusedDecoder], model: LanguageModel, memory: int) -> tu
 
 
 def report(what: str, call: Callable[[], tuple[float, ...]]) -> None:
+    """Print a row of the table. Settings that do not compile or do not fit on this GPU do not end the program."""
     try:
         print(f"{what:54s}" + "".join(f" {rate:10,.0f}" for rate in call()), flush=True)
-    except Exception as error:
+    except (RuntimeError, TritonError) as error:
         print(f"{what:54s} failed: {type(error).__name__} {str(error)[:300]}", flush=True)
 
 

@@ -1,5 +1,6 @@
 """The registry of families."""
 
+import subprocess
 import sys
 import types
 
@@ -83,3 +84,20 @@ def test_a_full_size_empty_state_takes_no_memory(family: str) -> None:
         state = model.initial_state(1, trainable=trainable, filled=True)
         assert state.nbytes_per_row() > 2**27
         assert sum(tensor.untyped_storage().nbytes() for tensor in state.tensors().values()) < 2**14
+
+
+OUTLINES = """
+import sys
+from longspan.models.families import family, known_families, outline
+for name in known_families():
+    outline(name, family(name).Config())
+    assert "sympy" not in sys.modules, name
+values = {"vocabulary": 1000, "cutoffs": (100,), "div_val": 2, "tie_embedding": False}
+outline("transformer-xl", family("transformer-xl").Config(**values))
+assert "sympy" not in sys.modules
+"""
+
+
+def test_an_outline_does_not_import_the_compiler_of_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", OUTLINES], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

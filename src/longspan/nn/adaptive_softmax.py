@@ -40,7 +40,7 @@ class AdaptiveSoftmax(Head):
         """Whether a softmax without cutoffs is computed in chunks of tokens where shapes are static. For models that
         are not compiled: they would write the logits of all tokens several times."""
         self.tables = nn.ParameterList(
-            table if tie_embedding else torch.empty_like(table) for table in embedding.tables
+            table if tie_embedding else table.new_empty(table.shape) for table in embedding.tables
         )
         self.biases = nn.ParameterList(torch.zeros(table.shape[0]) for table in embedding.tables)
         # The projection of the first cluster is never tied: the authors' proj_share_all_but_first.
@@ -48,7 +48,7 @@ class AdaptiveSoftmax(Head):
         if len(embedding.projections):
             for i in range(len(self.clusters)):
                 shared = embedding.projections[min(i, len(embedding.projections) - 1)]
-                self.projections.append(shared if tie_projections and i > 0 else torch.empty_like(shared))
+                self.projections.append(shared if tie_projections and i > 0 else shared.new_empty(shared.shape))
         if cutoffs:
             self.cluster_weight = nn.Parameter(torch.empty(len(cutoffs), embedding.tables[0].shape[1]))
             self.cluster_bias = nn.Parameter(torch.zeros(len(cutoffs)))

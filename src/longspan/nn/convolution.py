@@ -72,6 +72,8 @@ class CausalSeparableConvolution(nn.Module):
     @torch.no_grad()
     def reset(self) -> None:
         """Initial filters, which preserve the variance of their input."""
+        if self.depthwise.is_meta:
+            return  # there is nothing to draw, and torch would import its compiler for it
         kernel, width = self.depthwise.shape
         self.depthwise.copy_(torch.randn(kernel, width, device=self.depthwise.device)).mul_(kernel**-0.5)
 

@@ -74,6 +74,9 @@ def test_without_random_and_global_blocks_only_the_window_remains() -> None:
 
 def test_a_bidirectional_model_does_not_predict_the_next_token() -> None:
     model, tokens = wide_model("bigbird", {"causal": False}), torch.randint(11, (1, 5))
+    assert (model.causal, model.predicts_next) == (False, False)
+    causal = wide_model("bigbird", {})
+    assert (causal.causal, causal.predicts_next) == (True, True)
     for predict in (
         lambda: model.losses(tokens, tokens),
         lambda: model(tokens),

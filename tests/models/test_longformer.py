@@ -143,6 +143,9 @@ def test_invalid_positions_of_a_full_size_cache_are_not_attended_to() -> None:
 
 def test_a_bidirectional_model_does_not_predict_the_next_token() -> None:
     model, tokens = wide_model("longformer", {"causal": False}), torch.randint(11, (1, 5))
+    assert (model.causal, model.predicts_next) == (False, False)
+    causal = wide_model("longformer", {})
+    assert (causal.causal, causal.predicts_next) == (True, True)
     calls = (
         lambda: model.losses(tokens, tokens),
         lambda: model.training_loss(tokens, tokens),

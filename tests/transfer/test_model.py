@@ -237,6 +237,17 @@ def test_texts_are_embedded_with_the_features_of_the_task() -> None:
     np.testing.assert_allclose(embed(plain_model, ["some text"], "1")[0], windows.mean(0), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["longformer", "bigbird"])
+def test_an_encoder_by_its_config_reads_a_text_between_special_tokens(name: str) -> None:
+    shape = {"vocabulary": 256, "layers": 2, "width": 16, "heads": 2}
+    for causal, after in ((True, b""), (False, b"\n\n")):
+        model = build(name, {**shape, "causal": causal})
+        hidden, _ = model.eval().encode(torch.tensor([list(b"some" + after)]))
+        (found,) = embed(TextModel(model, ByteTokenizer()), ["some"], "2", "none")
+        np.testing.assert_allclose(found, hidden[2][0, :4].detach(), rtol=0, atol=1e-6)
+        assert wrap(model, name).causal == causal
+
+
 def test_a_backward_run_embeds_texts_from_their_end() -> None:
     base = build("awd-lstm", {"vocabulary": 256, "layers": 2, "width": 16, "inner": 24})
     model = wrap(base, "awd-lstm", reverse=True).float().eval()

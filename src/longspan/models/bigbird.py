@@ -19,7 +19,7 @@ from torch import nn
 
 from longspan.kernels.block_attention import Chunks, Columns, Graph, Part, Pattern, Rows
 from longspan.nn.learned_positions import LearnedPositions
-from longspan.nn.patterns import PatternLayer, farthest, head_type
+from longspan.nn.patterns import CausalOption, PatternLayer, farthest, head_type
 from longspan.nn.transformer import TransformerConfig, initialise, require, resolve_max_distance
 from longspan.nn.window_transformer import WindowTransformer
 from longspan.reading import Reading
@@ -91,7 +91,7 @@ class BigBirdConfig(TransformerConfig):
         return table
 
 
-class BigBird(WindowTransformer):
+class BigBird(CausalOption, WindowTransformer):  # type: ignore[override]
     Config: ClassVar[type] = BigBirdConfig
 
     def __init__(self, config: BigBirdConfig) -> None:

@@ -22,7 +22,7 @@ from longspan.hints import Hints
 from longspan.kernels.block_attention import Columns, Distances, Part, Pattern, Rows, Window
 from longspan.nn.attention import HeadNorm, split_heads
 from longspan.nn.memory_transformer import MemoryTransformer
-from longspan.nn.patterns import PatternLayer, farthest, head_type
+from longspan.nn.patterns import CausalOption, PatternLayer, farthest, head_type
 from longspan.nn.positions import PositionKeys, sinusoid, weights_are_fixed
 from longspan.nn.transformer import TransformerConfig, initialise, require
 from longspan.reading import Reading
@@ -138,7 +138,7 @@ class LongformerLayer(PatternLayer):
         return self.attention.project(torch.where((position_ < self.global_tokens)[..., None], global_, local))
 
 
-class Longformer(MemoryTransformer):
+class Longformer(CausalOption, MemoryTransformer):  # type: ignore[override]
     """With any memory above 0, every layer caches exactly the positions that its windows reach; with 0, nothing."""
 
     Config: ClassVar[type] = LongformerConfig

@@ -15,7 +15,7 @@ from longspan.shapes import Float, Int, Tensor
 
 NOT_CAUSAL = (
     "this model is bidirectional (model.causal=false), so it cannot predict the next token; "
-    "use its hidden_states, or model.causal=true"
+    "use its hidden_states, longspan finetune or longspan embed, or model.causal=true"
 )
 
 
@@ -73,6 +73,24 @@ def farthest(layers: Iterable[Any], tokens: int) -> int:
     for layer in layers:
         oldest = layer.oldest(oldest)
     return int((position - oldest).max())
+
+
+class CausalOption:
+    """A family that is a language model with `model.causal = true`, and a bidirectional encoder without."""
+
+    config: Any
+
+    @property
+    def causal(self) -> bool:
+        return self.config.causal
+
+    @property
+    def predicts_next(self) -> bool:
+        return self.config.causal
+
+    def require_next_token(self) -> None:
+        if not self.causal:
+            raise ConfigError(NOT_CAUSAL)
 
 
 class EncoderHead(AdaptiveSoftmax):

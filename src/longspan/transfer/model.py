@@ -143,8 +143,7 @@ class TaskModel(LanguageModel):
 
     @property
     def causal(self) -> bool:  # type: ignore[override]
-        """Longformer and BigBird have a config key for it."""
-        return self.base.causal and getattr(self.base.config, "causal", True)
+        return self.base.causal
 
     @property
     def predicts_next(self) -> bool:  # type: ignore[override]

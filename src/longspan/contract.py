@@ -209,6 +209,7 @@ class LanguageModel(nn.Module, ABC):
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
     ) -> tuple[Float[Tensor, "B T V"], State]:
         """The logits of the next token at every position, and the state after the segment."""
+        self.require_next_token()
         check_segment(tokens, starts=starts, vocabulary=self.config.vocabulary)
         result: tuple[Tensor, State] = super().__call__(tokens, state, starts)
         return result
@@ -230,6 +231,7 @@ class LanguageModel(nn.Module, ABC):
     ) -> tuple[Float[Tensor, "B S"], State]:
         """One loss per token in nats, in token order. With `last`, targets and losses are those of the last tokens
         only, which saves the softmax of the others."""
+        self.require_next_token()
         check_segment(tokens, last, targets=targets, starts=starts, vocabulary=self.config.vocabulary)
         hidden, state = self.hidden_states(tokens, state, starts)
         return self.head.losses(hidden[-1][:, -targets.shape[1] :], targets, state.reading.temperature), state

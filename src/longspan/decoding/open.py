@@ -22,10 +22,12 @@ def open_decoder(
 ) -> Decoder:
     """A decoder that continues from `state`, or starts `batch` new streams.
 
-    It works for every family. If the fast path supports the model's layers (`step_layers`) and all rows have the same
-    length, keys and values are kept in a rolling cache. On CUDA, static steps are captured in a CUDA graph.
+    It works for every family that predicts the next token. If the fast path supports the model's layers (`step_layers`)
+    and all rows have the same length, keys and values are kept in a rolling cache. On CUDA, static steps are captured
+    in a CUDA graph.
     `int8` asks for int8 weights and cache on a CPU (`decoding/int8.py`); it is ignored where that is not supported.
     """
+    model.require_next_token()
     state = model.initial_state(batch, reading, trainable=False) if state is None else state
     decoder = _open(model, state, int8)
     return GraphDecoder(decoder) if next(model.parameters()).is_cuda else decoder

@@ -3,10 +3,12 @@
 import math
 from dataclasses import replace
 
+import pytest
 import torch
 
 from longspan.cache import empty_cache
 from longspan.contract import State
+from longspan.errors import ConfigError
 from longspan.nn.positions import (
     PositionKeys,
     ShawDistances,
@@ -16,6 +18,7 @@ from longspan.nn.positions import (
     sinusoid,
 )
 from longspan.reading import Reading
+from tests.support import build
 
 LIKE = torch.zeros((), dtype=torch.float64)
 
@@ -94,3 +97,25 @@ def test_shaw_distances_beyond_the_last_share_its_vector() -> None:
     assert layer(10).shape == (2, 4, 4)
     torch.testing.assert_close(layer(10)[:, 0], layer.table[:, 3])
     torch.testing.assert_close(layer(2), torch.stack([layer.table[:, 1], layer.table[:, 0]], dim=1))
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "more"),
+    [
+        ("gpt", "positions=4", "positions=6"),
+        ("bert", "positions=4", "positions=6"),
+        ("bigbird", "max_distance=3", "max_distance=5"),
+        ("sparse", "max_distance=3", "max_distance=5"),
+        ("vanilla", "max_distance=3", "max_distance=5"),
+    ],
+)
+def test_a_segment_without_a_learned_position_is_refused_with_the_key_of_the_family(
+    family: str, key: str, more: str
+) -> None:
+    name, _, count = key.partition("=")
+    values = {"vocabulary": 11, "layers": 1, "width": 8, "heads": 2, name: int(count), "segment": 4}
+    values |= {"position": "learned"} if family == "vanilla" else {}
+    with pytest.raises(ConfigError, match=rf"^segment=6 .* 4 learned positions.* at most 4.*model\.{more}$"):
+        build(family, {**values, "segment": 6})
+    with pytest.raises(ConfigError, match=rf"^a segment of 6 tokens .* 4 learned positions.*model\.{more}$"):
+        build(family, values).encode(torch.zeros(1, 6, dtype=torch.int64))

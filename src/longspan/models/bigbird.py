@@ -97,7 +97,7 @@ class BigBird(CausalOption, WindowTransformer):  # type: ignore[override]
     def __init__(self, config: BigBirdConfig) -> None:
         super().__init__(config)
         self.embedding = config.make_embedding()
-        self.places = LearnedPositions(config.positions, config.width)
+        self.places = LearnedPositions(config.positions, config.width, key="max_distance")
         patterns = [config.pattern(n) for n in range(config.layers)]
         self.layers = nn.ModuleList(PatternLayer(config, [pattern] * config.heads) for pattern in patterns)
         self.final_norm = config.make_final_norm()

@@ -77,7 +77,7 @@ class Sparse(WindowTransformer):
     def __init__(self, config: SparseConfig) -> None:
         super().__init__(config)
         self.embedding = config.make_embedding()
-        self.places = LearnedPositions((config.max_distance or 0) + 1, config.width, config.stride)
+        self.places = LearnedPositions((config.max_distance or 0) + 1, config.width, config.stride, key="max_distance")
         self.layers = nn.ModuleList(PatternLayer(config, heads) for heads in config.patterns())
         self.final_norm = config.make_final_norm()
         self.head = config.make_head(self.embedding)

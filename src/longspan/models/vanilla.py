@@ -92,14 +92,14 @@ class Vanilla(WindowModel):
                 "fewer targets or longer segments"
             )
         if self.config.position == "learned":
-            check_positions(self.config.max_distance + 1, reading.segment)
+            check_positions(self.config.max_distance + 1, reading.segment, "max_distance", of_reading=True)
 
     def hidden_states(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
     ) -> tuple[tuple[Tensor, ...], State]:
         state, mask = self.begin(tokens, state, starts)
         if self.config.position == "learned":
-            check_positions(self.config.max_distance + 1, mask.tokens)
+            check_positions(self.config.max_distance + 1, mask.tokens, "max_distance")
         x = self.embedding(tokens)
         if self.config.position == "sinusoid":
             position = position_in_document(mask.first_key, mask.tokens, tokens.device)

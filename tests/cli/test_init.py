@@ -55,6 +55,8 @@ def test_info_counts(cli: Cli, model: Path) -> None:
     assert facts["reading"]["memory"] == 40
     assert facts["has_memory"] is True
     assert cli("info", model).code == 0
+    for option in (("--device", "cpu"), ("--dtype", "float64"), ("--threads", 1)):  # they would have no effect
+        cli("info", model, *option).refused(option[0])
 
 
 def test_info_of_an_unbounded_reach(cli: Cli) -> None:

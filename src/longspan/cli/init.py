@@ -75,9 +75,6 @@ def _keys_of(family_name: str) -> list[str]:
 def info(
     model: ModelOrBundled = None,
     json: Json = False,
-    device: DeviceName = "auto",
-    dtype: DtypeName = "auto",
-    threads: Threads = 0,
 ) -> None:
     """Print the size, config and reading settings of a model.
 
@@ -89,7 +86,6 @@ def info(
     from longspan.contract import UNBOUNDED
     from longspan.models.families import name_of, state_bytes
 
-    machine(device, dtype, threads)
     loaded = load_model(model_path(model))
     note_bundled(model)
     net, parts = loaded.model, loaded.model.parameters_by_part()

@@ -16,7 +16,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from longspan.errors import ConfigError, UnknownNameError
+from longspan.errors import ConfigError, UnknownNameError, not_read
 
 C = TypeVar("C")
 
@@ -229,10 +229,12 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors write a byte order mark
     except FileNotFoundError:
         raise ConfigError(f"there is no file {path}; check the name") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
+    except OSError as error:
+        raise not_read(path, error, ConfigError) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 at byte {error.start}; save it as UTF-8") from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
+        raise ConfigError(f"{path} is not TOML: {error}; write key = value, with texts in quotes") from None
     except (ValueError, RecursionError):
         raise ConfigError(
             f"{path} is nested too deeply, or has a number of more than 4,300 digits; shorten it"

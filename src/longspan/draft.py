@@ -11,7 +11,7 @@ from longspan.checkpoints.store import write_file
 from longspan.config import convert
 from longspan.decoding.sampling import Sampling
 from longspan.decoding.session import Session
-from longspan.errors import ConfigError, DataError, UnknownNameError
+from longspan.errors import ConfigError, DataError, UnknownNameError, not_read
 from longspan.text_model import TextModel
 
 FORMAT = 1
@@ -153,7 +153,7 @@ class Draft:
         try:
             data = path.read_bytes().decode()
         except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}") from None
+            raise not_read(path, error) from None
         except UnicodeDecodeError:
             raise DataError(f"{path} is not UTF-8; load a text, or a .json draft saved by longspan") from None
         if path.suffix.lower() != ".json":

@@ -64,3 +64,16 @@ class DeviceError(LongspanError):
 
 class TrainingError(LongspanError):
     """A run that cannot continue, for example because the loss is not finite."""
+
+
+def not_read(what: object, error: OSError, kind: type[LongspanError] = DataError) -> LongspanError:
+    """The error of a file that cannot be read; `what` is its path, or a few words with the path."""
+    if isinstance(error, FileNotFoundError):
+        fix = "check the name"
+    elif isinstance(error, IsADirectoryError):
+        fix = "name a file in it"
+    elif isinstance(error, PermissionError):
+        fix = "change its permissions, or leave it out"
+    else:
+        fix = "check the disk"
+    return kind(f"{what} cannot be read: {error.strerror or error}; {fix}")

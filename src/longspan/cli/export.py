@@ -7,7 +7,7 @@ import typer
 
 from longspan.cli.options import ModelOrBundled, SetReading
 from longspan.cli.text_options import Encoding, Field, Split, data_path
-from longspan.errors import ConfigError, DataError, UnknownNameError
+from longspan.errors import ConfigError, DataError, UnknownNameError, not_read
 
 FORMATS = ("longspan", "hf", "onnx")
 
@@ -143,6 +143,6 @@ def _read_notes(notes: Path | None) -> str:
     try:
         return notes.read_text(encoding="utf-8")
     except OSError as error:
-        raise DataError(f"--notes {notes} cannot be read: {error.strerror}") from None
+        raise not_read(f"--notes {notes}", error) from None
     except UnicodeDecodeError:
         raise DataError(f"--notes {notes} is not UTF-8; use a Markdown file in UTF-8") from None

@@ -12,7 +12,7 @@ import typer
 
 from longspan.cli.options import DeviceName, DtypeName, ModelOrBundled, Threads, machine, note, note_bundled
 from longspan.cli.reading_options import Clamp, Discount, Memory, Pointer, SameLength, Segment, given_settings
-from longspan.errors import ConfigError, DataError, GenerationError
+from longspan.errors import ConfigError, DataError, GenerationError, not_read
 from longspan.terminal import unguarded
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def _prompt(source: str, prompt: str | None, prompt_file: Path | None, prompts: 
             with prompt_file.open("rb") as file:
                 return _bounded(file.read, str(prompt_file))
         except OSError as error:
-            raise DataError(f"--prompt-file {prompt_file} cannot be read: {error.strerror}") from None
+            raise not_read(f"--prompt-file {prompt_file}", error) from None
     return (prompt or "").encode("utf-8", errors="surrogateescape")
 
 

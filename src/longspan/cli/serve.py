@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from longspan.cli.options import DeviceName, DtypeName, Threads, machine, note, note_bundled
-from longspan.errors import ConfigError, counted
+from longspan.errors import ConfigError, counted, not_read
 
 if TYPE_CHECKING:
     from longspan.text_model import TextModel
@@ -113,6 +113,6 @@ def _api_key(path: Path | None) -> str | None:
     try:
         return path.read_text(encoding="ascii").strip()
     except OSError as error:
-        raise ConfigError(f"--api-key-file {path} cannot be read: {error.strerror}") from None
+        raise not_read(f"--api-key-file {path}", error, ConfigError) from None
     except UnicodeDecodeError:
         raise ConfigError(f"--api-key-file {path} is not ASCII; use a key of at least 16 ASCII characters") from None

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from longspan.errors import DataError
-from longspan.tokenizers.text import not_read, read_blocks, space_hint
+from longspan.errors import DataError, not_read
+from longspan.tokenizers.text import read_blocks, space_hint
 
 _STALE_SECONDS = 24 * 3600.0
 # A file hashed this soon after its last write could change again with the same times (git's "racy" files).

@@ -28,8 +28,7 @@ from longspan.data.json_lines import json_lines_field
 from longspan.data.splits import HELD_OUT, SPLITS, ByName, Document, SplitRule, named_split, split_of_path
 from longspan.data.tables import FIELD, TABLES, write_table
 from longspan.data.tokenizer_specs import find_tokenizer_spec
-from longspan.errors import DataError, UnknownNameError
-from longspan.tokenizers.text import not_read
+from longspan.errors import DataError, UnknownNameError, not_read
 
 # Tests differ between installations, and some of their files are invalid Python on purpose.
 _EXCLUDED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from longspan.errors import DataError
+from longspan.errors import DataError, not_read
 
 LARGEST = 64 << 20
 
@@ -15,7 +15,7 @@ def read_prompts(path: Path, field: str = "prompt") -> list[str]:
         with path.open("rb") as file:
             data = file.read(LARGEST + 1)
     except OSError as error:
-        raise DataError(f"the prompts in {path} cannot be read: {error.strerror}") from None
+        raise not_read(f"the prompts in {path}", error) from None
     if len(data) > LARGEST:
         raise DataError(f"the prompts in {path} have more than {LARGEST:,} bytes; use a smaller file")
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from longspan.contract import LanguageModel
-from longspan.errors import ConfigError, DataError, UnknownNameError
+from longspan.errors import ConfigError, DataError, UnknownNameError, not_read
 from longspan.reading import Reading
 from longspan.scoring.batches import losses_of_texts
 from longspan.scoring.losses import Progress
@@ -28,7 +28,7 @@ def read_files(paths: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
         try:
             yield str(path), path.read_bytes()
         except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}") from None
+            raise not_read(path, error) from None
 
 
 def check_files(paths: Sequence[Path]) -> int:

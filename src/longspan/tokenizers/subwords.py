@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from longspan.errors import CheckpointError, DataError, DataWarning
+from longspan.errors import CheckpointError, DataError, DataWarning, not_read
 from longspan.tokenizers.characters import code_points, utf8_sizes
-from longspan.tokenizers.text import decode_utf8, not_read, space_hint, to_bytes
+from longspan.tokenizers.text import decode_utf8, space_hint, to_bytes
 from longspan.tokenizers.tokenizer import FORMAT, Ids, Offsets, Tokenizer, Unit, stored_value
 
 # A text is encoded in segments of at least _SEGMENT and at most _LONGEST characters. Where a line or a word begins

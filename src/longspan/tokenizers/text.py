@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from longspan.errors import DataError
+from longspan.errors import DataError, not_read
 
 BLOCK = 1 << 20
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -38,12 +38,6 @@ def read_blocks(path: Path, start: int = 0, stop: int | None = None, block: int 
         raise DataError(f"there is no file {path}; check the name") from None
     except OSError as error:
         raise not_read(path, error) from None
-
-
-def not_read(path: Path, error: OSError) -> DataError:
-    """The error of a file that cannot be read."""
-    fix = "change its permissions, or leave it out" if isinstance(error, PermissionError) else "check the disk"
-    return DataError(f"{path} cannot be read: {error.strerror or error}; {fix}")
 
 
 def space_hint(error: OSError) -> str:

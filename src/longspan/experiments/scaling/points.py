@@ -11,7 +11,7 @@ from typing import Any
 from longspan import config
 from longspan.checkpoints.manifest import MANIFEST
 from longspan.contract import LanguageModel
-from longspan.errors import ConfigError, DataError, counted
+from longspan.errors import ConfigError, DataError, counted, not_read
 from longspan.experiments.report.runs import Run, read_run
 from longspan.models.families import outline
 from longspan.training.recipe import Recipe, load_recipe
@@ -158,7 +158,7 @@ def _read_csv(path: Path) -> list[Point]:
             for row in rows
         ]
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+        raise not_read(path, error) from None
     except (KeyError, ValueError, TypeError) as error:
         raise DataError(f"{path} is not a table of points ({error}); it needs {', '.join(COLUMNS)}") from None
     if not points:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from longspan import config
-from longspan.errors import ConfigError, DataError, DataWarning, counted
+from longspan.errors import ConfigError, DataError, DataWarning, counted, not_read
 from longspan.transfer.tasks.known import KNOWN, find_known
 from longspan.transfer.tasks.packed import install, parse_rows, read_rows
 from longspan.transfer.tasks.task import Example, Task, recognise
@@ -168,7 +168,7 @@ def rows_of(path: Path) -> Iterator[dict[str, Any]]:
         else:
             yield from read_rows(path)
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+        raise not_read(path, error) from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path} cannot be read: {error!s:.80}; save it as UTF-8") from None
 

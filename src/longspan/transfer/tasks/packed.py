@@ -66,7 +66,9 @@ def parse_rows(file: Iterable[str], name: str) -> Iterator[Row]:
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise DataError(f"{name}, line {number}, is not JSON: {error!s:.80}") from None
+                raise DataError(
+                    f"{name}, line {number}, is not JSON: {error!s:.80}; write one JSON object per line"
+                ) from None
             if not isinstance(row, dict):
                 raise DataError(f"{name}, line {number}, is not a JSON object; write one per line")
             yield row

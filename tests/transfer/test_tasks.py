@@ -1,5 +1,6 @@
 """Tasks from folders and from packed files."""
 
+import csv
 import hashlib
 import io
 import json
@@ -13,6 +14,7 @@ import pytest
 from longspan.errors import ConfigError, DataError
 from longspan.transfer.tasks import KNOWN, install, open_task
 from longspan.transfer.tasks import known as known_module
+from longspan.transfer.tasks.opened import rows_of
 from longspan.transfer.tasks.packed import OVERLAP
 
 from .conftest import write
@@ -129,6 +131,14 @@ def test_a_bad_table_is_named(tmp_path: Path, table: str, words: list[str]) -> N
 def test_a_field_of_a_table_may_be_long(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text(f"text,label\n{'word ' * 40_000},x\na,y\n")
     assert {len(example.texts[0]) for example in (*open_task(tmp_path).train, *open_task(tmp_path).dev)} == {1, 200_000}
+
+
+def test_the_limit_of_fields_stays_that_of_the_process(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text(f"text,label\n{'word ' * 40_000},x\na,y\n")
+    before, rows, other = csv.field_size_limit(), *(rows_of(tmp_path / "train.csv") for _ in range(2))
+    for reading in (rows, other, other, rows):
+        assert next(reading)["label"]
+        assert csv.field_size_limit() == before
 
 
 def test_numbers_and_their_names_are_one_class(tmp_path: Path) -> None:

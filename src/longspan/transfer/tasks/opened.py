@@ -7,6 +7,7 @@ import json
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -185,17 +186,36 @@ def rows_of_input() -> Iterator[dict[str, Any]]:
     yield from (parse_rows if text.lstrip().startswith("{") else csv_rows)(file, "standard input")
 
 
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Fields of up to LONGEST_FIELD characters. The limit is that of the process, so it is restored after each row."""
+    before = csv.field_size_limit(LONGEST_FIELD)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
+def _rows(reader: "csv.DictReader[str]") -> Iterator[dict[Any, Any]]:
+    while True:
+        with _long_fields():
+            row = next(reader, None)
+        if row is None:
+            return
+        yield row
+
+
 def csv_rows(file: Iterable[str], name: str) -> Iterator[dict[str, Any]]:
     """The rows of a table whose first line names its columns."""
-    csv.field_size_limit(LONGEST_FIELD)
     reader = csv.DictReader(file, strict=True)  # not strict, an open quote makes one text of all later rows
     try:
-        columns = list(reader.fieldnames or [])
+        with _long_fields():
+            columns = list(reader.fieldnames or [])
         if repeated := [column for k, column in enumerate(columns) if column in columns[:k]]:
             raise DataError(f"{name} has two columns called {repeated[0]!r:.40}; rename one")
         if len(columns) == 1 and any(sign in columns[0] for sign in ";\t"):
             raise DataError(f"{name} has one column, {columns[0]!r:.40}; separate columns with commas")
-        for number, row in enumerate(reader, start=1):
+        for number, row in enumerate(_rows(reader), start=1):
             if None in row:
                 count = len(columns) + len(row[None])
                 fields = f"{counted(count, 'field')} and {counted(len(columns), 'column')}"

@@ -6,6 +6,8 @@ inputs that saturate its gates set h and c to exactly zero.
 """
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import ClassVar, NamedTuple
 
@@ -17,9 +19,6 @@ from longspan.cache.recurrent import LSTMCache
 from longspan.kernels.untraced import untraced
 from longspan.nn.recurrent import RecurrentLayer
 from longspan.shapes import Bool, Float, Int, Tensor
-
-# Dropped weights are new tensors in every call, so they are never in the single chunk that cuDNN prefers.
-warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
 
 LONGEST = 32_768
 """Steps per kernel call: cuDNN refuses 65,536, and shorter calls cost nothing at this length."""
@@ -141,9 +140,21 @@ def lstm(
         x, h, c, *weights = (tensor.to(dtype) for tensor in (x, h, c, *weights))
         for piece in x.split(LONGEST, dim=1):
             begin = h[None].contiguous(), c[None].contiguous()
-            output, last_h, last_c = torch.lstm(
-                piece, begin, weights, True, 1, 0.0, torch.is_grad_enabled(), False, True
-            )
+            with _separate_weights(device):
+                output, last_h, last_c = torch.lstm(
+                    piece, begin, weights, True, 1, 0.0, torch.is_grad_enabled(), False, True
+                )
             outputs.append(output)
             h, c = last_h[0], last_c[0]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), h, c
+
+
+@contextmanager
+def _separate_weights(device: str) -> Iterator[None]:
+    """Without cuDNN's warning about weights that are not in a single chunk: dropped weights are new in every call."""
+    if device != "cuda":
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+        yield

@@ -98,7 +98,7 @@ FORWARD = {  # launch options of the forward kernel
     "warp-3": fused.Launch(64, 4, 3, fused.WARP),
     # For heads of 128.
     "still": fused.Launch(64, 4, 2, fused.STILL, ahead=True),  # two programs per multiprocessor, the default
-    "warp-2": fused.Launch(64, 4, 2, fused.WARP),  # one program, the default before
+    "warp-2": fused.Launch(64, 4, 2, fused.WARP),  # one program per multiprocessor
 }
 DEFAULT = "today,stored,by-distance,no-prefetch,ring-416,lag-32,lag-64,keys-2048,keys-all"
 BOUND = 1.5e-2

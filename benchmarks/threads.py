@@ -23,9 +23,9 @@ CORES = len(os.sched_getaffinity(0))
 # Number of threads (None: what longspan chooses) and whether longspan sets the wait policy.
 VARIANTS: dict[str, tuple[int | None, bool]] = {
     "one thread": (1, False),
-    "before: all threads, spinning": (CORES, False),
+    "all threads, spinning": (CORES, False),
     "all threads, passive": (CORES, True),
-    "after: as longspan chooses": (None, True),
+    "as longspan chooses": (None, True),
 }
 
 

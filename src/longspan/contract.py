@@ -183,7 +183,7 @@ class LanguageModel(nn.Module, ABC):
 
     @property
     def parameter_count(self) -> int:
-        """Trainable parameters, tied weights counted once."""
+        """All parameters, frozen ones included; tied weights are counted once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def parameters_by_part(self) -> dict[str, int]:

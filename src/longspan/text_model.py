@@ -76,7 +76,7 @@ class TextModel:
 
     @property
     def parameter_count(self) -> int:
-        """Trainable parameters, tied weights counted once."""
+        """All parameters, frozen ones included; tied weights are counted once."""
         return self.model.parameter_count
 
     def save(self, path: str | Path, notes: Iterable[str] = ()) -> None:

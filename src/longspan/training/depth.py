@@ -31,8 +31,8 @@ def rate_factors(model: nn.Module, decay: float, embedding: float = 1.0) -> dict
 
 
 def unfreeze(model: nn.Module, every: int | float, step: int, done: float) -> None:
-    """Train only the last layer and one more for every so many steps, or for every such part of the run if `every` is
-    below 1. The others get no gradient, so their weights do not change."""
+    """Gradual unfreezing: train the last layer first, and one more each time `every` steps have passed. If `every` is
+    below 1, it is a fraction of the run. The others get no gradient, so their weights do not change."""
     found, more = depths(model), step // every if every >= 1 else int(done / every + 1e-9)
     lowest = max(found.values(), default=0) - more
     for name, parameter in model.named_parameters():

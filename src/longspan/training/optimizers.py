@@ -111,7 +111,7 @@ class Muon(torch.optim.Optimizer):
         )
 
     def _fused_step(self, lr: float | Tensor, momentum: float, decay: float) -> None:
-        """The same step by the kernels of kernels/muon. Without gradients a matrix is treated as if they were zero."""
+        """The same step by the kernels of kernels/muon. A missing gradient counts as zero."""
         like = self.batches[0][2]
         batches = []
         for _, parameters, momenta in self.batches:

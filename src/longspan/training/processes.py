@@ -41,7 +41,7 @@ class OtherProcessError(LongspanError):
 
 @dataclass(frozen=True)
 class Processes:
-    """All methods but `first` do nothing in a run of one process."""
+    """In a run of one process nothing is sent: it has all rows, and what it shares or exchanges is its own."""
 
     rank: int = 0
     size: int = 1

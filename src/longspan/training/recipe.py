@@ -106,7 +106,7 @@ class Recipe:
 
     def evaluation_reading(self) -> Reading:
         """The reading at the end of training, with the settings of [evaluation]. If neither sets a clamp, distances
-        beyond those of training are clamped, and discounted as suits the model."""
+        beyond those of training are clamped, and their scores are lowered by the model's `far_discount`."""
         reading, values, longest = self.training_readings()[-1], self.evaluation.settings, self.longest_distance
         discount = getattr(self.model, "far_discount", None)  # a task has none: it is read as in training
         unset = discount is not None and not reading.clamp and self.training.clamp is None and "clamp" not in values

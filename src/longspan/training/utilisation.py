@@ -32,8 +32,8 @@ def flops_per_token(parameters: int, model: Any, reading: Reading) -> float:
 
 
 def peak_tokens_per_second(model: LanguageModel, reading: Reading, device: torch.device, ranks: int) -> float | None:
-    """Tokens per second at a utilisation of 1; None if the peak of the device is unknown. In fine-tuning
-    padding counts as tokens, and every document as if it were as long as the memory and a segment."""
+    """Tokens per second at a utilisation of 1; None if the peak of the device is unknown. In fine-tuning,
+    padding counts as tokens, and every document is assumed to be as long as memory and segment together."""
     peak = peak_flops(device)
     if peak is None:
         return None

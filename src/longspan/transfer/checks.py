@@ -83,8 +83,8 @@ def check_labels(data: TaskData, labels: Sequence[str]) -> None:
 
 
 def check_run(recipe: Recipe, out: Path, resume: str | None, model: LanguageModel) -> None:
-    """Refuse a folder in which a run cannot start, or whose run began with other settings or weights than those of
-    `model`, which it would keep. Of several seeds, the last would otherwise fail after the others."""
+    """Raise an error if `out` cannot be used, or if its run has other settings or initial weights than those of
+    `model`. All seeds are checked before the first is trained."""
     if out.is_dir() and not launched():  # torchrun starts processes again, which then resume
         check_folder(out, resume)
     if not (out / RECIPE).is_file():

@@ -151,8 +151,8 @@ class Format:
         inside = [np.array(self.separator, np.int64)] * (len(texts) - 1)
         before, after = self.ends()
         if self.longest is not None:
-            room = self.longest - len(before) - len(after) - sum(map(len, inside))
-            texts = shorten(texts, max(room, len(texts)))
+            limit = self.longest - len(before) - len(after) - sum(map(len, inside))
+            texts = shorten(texts, max(limit, len(texts)))
         texts = [text[::-1] for text in texts] if self.reverse else texts
         parts = [texts[0], *(part for pair in zip(inside, texts[1:], strict=True) for part in pair)]
         return np.concatenate([before, *parts, after])
@@ -199,10 +199,10 @@ def as_bytes(example: Example, kind: Kind) -> list[bytes]:
     return [to_bytes(f" {text}" if kind == "tags" else text) for text in example.texts]
 
 
-def shorten(texts: list[Ids], room: int) -> list[Ids]:
-    """Texts that fit into `room` tokens together. The longest is shortened first; of a text that is cut, the first
+def shorten(texts: list[Ids], limit: int) -> list[Ids]:
+    """Texts of at most `limit` tokens together. The longest is shortened first; of a text that is cut, the first
     quarter and the end stay, because reviews give their verdict at the end (Sun et al. 2019)."""
-    sizes = fit([len(text) for text in texts], room)
+    sizes = fit([len(text) for text in texts], limit)
     return [_cut(text, size) if size < len(text) else text for text, size in zip(texts, sizes, strict=True)]
 
 
@@ -211,19 +211,19 @@ def _cut(text: Ids, size: int) -> Ids:
     return np.concatenate([text[:head], text[len(text) - (size - head) :]])
 
 
-def fit(sizes: list[int], room: int) -> list[int]:
-    """Sizes with a sum of at most `room`: those above a limit are reduced to it, and the last of them get one more
-    while room is left."""
-    if sum(sizes) <= room:
+def fit(sizes: list[int], limit: int) -> list[int]:
+    """Sizes whose sum is at most `limit`. Longer texts are cut to the same size; a remainder is given to the last of
+    them, one token each."""
+    if sum(sizes) <= limit:
         return sizes
-    left, limit = room, 0
+    left, share = limit, 0
     for k, size in enumerate(sorted(sizes)):
-        limit = left // (len(sizes) - k)  # an equal share of what the smaller ones leave
-        if size > limit:
+        share = left // (len(sizes) - k)  # an equal share of what the smaller ones leave
+        if size > share:
             break
         left -= size
-    reduced = [min(size, limit) for size in sizes]
-    longer = [k for k, size in enumerate(sizes) if size > limit]
-    for k in longer[len(longer) - (room - sum(reduced)) :]:
+    reduced = [min(size, share) for size in sizes]
+    longer = [k for k, size in enumerate(sizes) if size > share]
+    for k in longer[len(longer) - (limit - sum(reduced)) :]:
         reduced[k] += 1
     return reduced

@@ -39,9 +39,9 @@ class Likelihood:
 
 
 def likelihoods(model: TextModel, pairs: Sequence[tuple[str, str]], reading: Reading | None = None) -> list[Likelihood]:
-    """The likelihood of every continuation after its context. Before the context is the end of a document or a newline,
-    so the first token of a text has a probability too. lm-eval puts it there only if the context is empty, so its
-    scores of LAMBADA and COPA differ slightly.
+    """The likelihood of every continuation after its context. Each text is preceded by the end-of-document token or a
+    newline, so its first token has a probability. lm-eval does so only if the context is empty, so its scores of
+    LAMBADA and COPA differ slightly.
 
     A model without memory reads the last tokens that fit into a segment.
     """

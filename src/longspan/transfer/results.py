@@ -44,9 +44,9 @@ def scored_on(out: Path, data: TaskData) -> str:
 
 
 def write_result(out: Path, data: TaskData, device: torch.device | str) -> dict[str, Any]:
-    """Score dev and then test with best/, and write result.json. Test rows without labels get predictions.jsonl.
-    `read_result` comes first, so test is scored once for a best/. The probabilities of classes and choices are kept in
-    probabilities.npz, to average those of several models."""
+    """Score dev, then test, with the weights of best/, and write result.json. Call `read_result` first, so that test is
+    scored only once for these weights. Test rows without labels get predictions.jsonl. The probabilities of classes and
+    choices are kept in probabilities.npz, to average those of several models."""
     best = load_predictor(out / "best", device=device)
     found = {"dev": best.predict(data.dev, best.encode(data.dev, "dev"))}
     values: dict[str, Any] = {"task": data.task.name, "metric": data.task.metric}

@@ -23,7 +23,7 @@ _forced: list[int] = []
 
 @contextmanager
 def using(parts: int) -> Iterator[None]:
-    """Split every block of queries of this block of code into so many parts, 1 for none: for tests and benchmarks."""
+    """Use `parts` programs per block of queries inside this context; 1 disables splitting. For tests and benchmarks."""
     _forced.append(parts)
     try:
         yield

@@ -239,7 +239,8 @@ def _stream(device: torch.device, number: int) -> torch.cuda.Stream:  # noqa: AR
 
 
 def zeros(like: Tensor, shape: tuple[int, ...], flags: int) -> tuple[Tensor, Tensor]:
-    """A float32 tensor and so many 32-bit integers, all zero by one kernel. Both are aligned to 16 bytes."""
+    """A zeroed float32 tensor and `flags` zeroed int32 values from one allocation, so that one kernel clears both. Both
+    are aligned to 16 bytes."""
     size = torch.Size(shape).numel()
     aligned = -(-size // 4) * 4
     both = like.new_zeros(aligned + flags, dtype=torch.float32)

@@ -42,7 +42,6 @@ from longspan.nn.model_config import ModelConfig, check_heads
 from longspan.nn.positions import reusable_tables
 from longspan.nn.transformer import initialise
 from longspan.reading import Reading
-from longspan.segments import check_segment
 from longspan.shapes import Bool, Float, Int, Tensor
 
 
@@ -211,17 +210,10 @@ class TransformerXL(LanguageModel):
         length = torch.zeros(batch, dtype=torch.int64, device=like.device)
         return State((empty,) * c.layers, length, reading, full=not filled)
 
-    def forward(
-        self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
-    ) -> tuple[Float[Tensor, "B T V"], State]:
-        """Logits of the next token at every position, and the state after the segment."""
-        check_segment(tokens, starts=starts, vocabulary=self.config.vocabulary)
-        hidden, state = self.hidden_states(tokens, state, starts)
-        return self.head.logits(hidden[-1], state.reading.temperature), state
-
     def hidden_states(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
     ) -> tuple[tuple[Tensor, ...], State]:
+        """The embedding and every layer's output; logits and losses are those of `self.head` for the last of them."""
         state = open_state(self, tokens, state, Memory, KeyValueCache)
         reading, T = state.reading, tokens.shape[1]
         memories = [cache.trim(reading.memory) for cache in state.caches]

@@ -201,7 +201,6 @@ class MemoryTransformer(LanguageModel):
     def forward(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
     ) -> tuple[Float[Tensor, "B T V"], State]:
-        check_segment(tokens, starts=starts, vocabulary=self.config.vocabulary)
         hidden, context, state = self.run_layers(tokens, state, starts)
         logits = self.head.logits(self.output_dropout(hidden[-1]), state.reading.temperature)
         if context is not None:

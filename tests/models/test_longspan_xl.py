@@ -82,7 +82,7 @@ def test_log_distances_change_r_of_every_layer_and_nothing_else() -> None:
     state = model.initial_state(1, trainable=True)
     found, _ = model.positions(state, SegmentMask.of(state, 0, 4, None))
     R = log_distance_sinusoid(4, 8, model.embedding.tables[0])
-    for layer, (r,) in zip(model.layers, found, strict=True):
+    for layer, r in zip(model.layers, found, strict=True):
         torch.testing.assert_close(r, layer.distances(R))
     plain = build("longspan-xl", SMALL)
     assert plain.state_dict().keys() == model.state_dict().keys()

@@ -15,7 +15,7 @@ With every part off and post-norm it computes what `transformer-xl` computes.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
@@ -66,6 +66,10 @@ class LongspanXLConfig(MemoryConfig):
         return 2.0 if self.position == "relative" else 0.0
 
 
+Position = RelativePosition | Float[Tensor, "H C D"]
+"""(r, u, w) of a layer, or r alone if the layer has its own u and w."""
+
+
 class LongspanXLLayer(ConvolutionLayer):
     def __init__(self, config: LongspanXLConfig) -> None:
         super().__init__(config)
@@ -78,13 +82,15 @@ class LongspanXLLayer(ConvolutionLayer):
             self.u, self.w = (nn.Parameter(torch.empty(heads, size)) for _ in range(2))
 
     def attend(
-        self, inputs: Float[Tensor, "B T E"], keys: Tensor, values: Tensor, mask: SegmentMask, position: Any
+        self, inputs: Float[Tensor, "B T E"], keys: Tensor, values: Tensor, mask: SegmentMask, position: Position
     ) -> Float[Tensor, "B T E"]:
         return super().attend(inputs, keys, values, mask, self.with_biases(position))
 
-    def with_biases(self, position: Any) -> RelativePosition:
-        """(r, u, w), with the layer's own u and w if it has them."""
-        return (position[0], self.u, self.w) if len(position) == 1 else position
+    def with_biases(self, position: Position) -> RelativePosition:
+        """(r, u, w). Only the layer reads its own u and w, so that layers can be sharded one by one."""
+        if isinstance(position, Tensor):
+            return position, self.u, self.w
+        return position
 
 
 class LongspanXL(MemoryTransformer):
@@ -102,8 +108,7 @@ class LongspanXL(MemoryTransformer):
         self.add_parts(config)
         initialise(self)
 
-    def positions(self, state: State, mask: SegmentMask) -> tuple[Sequence[Any], tuple[Tensor, ...]]:
-        """(r, u, w) of every layer; r alone if layers have their own biases."""
+    def positions(self, state: State, mask: SegmentMask) -> tuple[Sequence[Position], tuple[Tensor, ...]]:
         count = mask.distances(state.reading.clamp)
         if self.config.position == "shaw":
             return [without_biases(layer.distances(count)) for layer in self.layers], ()
@@ -114,4 +119,4 @@ class LongspanXL(MemoryTransformer):
             return self.input_dropout(features(count, self.config.width, self.embedding.tables[0]))
 
         keys, shared = reusable_tables([n.distances for n in self.layers], [count] * len(self.layers), state, R)
-        return [(r, self.u, self.w) if self.config.shared_biases else (r,) for r in keys], shared
+        return [(r, self.u, self.w) for r in keys] if self.config.shared_biases else keys, shared

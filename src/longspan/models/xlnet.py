@@ -155,14 +155,15 @@ class XLNet(LanguageModel):
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
     ) -> tuple[tuple[Tensor, ...], State]:
         """In the left-to-right order: the embedding, the content stream of every layer but the last, and the query
-        stream of the last one, which predicts the next token."""
+        stream of the last one, which predicts the next token. All tokens count as one segment: segment encodings are
+        for training with a `separator` and for `encode`."""
         state, memories, mask = self.begin(tokens, state, starts)
         position = torch.arange(mask.tokens, device=tokens.device)[None]
         order = F.pad(position, (mask.cached, 0), value=-1)
         visible = documents(mask, position) & (order[:, None] <= position[..., None])
         # Token t is seen by the query of position t + 1.
         view = View(torch.cat([visible, visible], dim=1), mask.cached + torch.cat([position, position + 1], dim=1))
-        return self.both_streams(tokens, state, memories, mask, view)
+        return self.run_layers(tokens, state, memories, mask, view)
 
     def encode(
         self, tokens: Int[Tensor, "B T"], state: State | None = None, starts: Bool[Tensor, "B T"] | None = None
@@ -171,40 +172,29 @@ class XLNet(LanguageModel):
         state, memories, mask = self.begin(tokens, state, starts)
         position = torch.arange(mask.tokens, device=tokens.device)[None]
         view = View(documents(mask, position), mask.cached + position, self.others(tokens, mask, position))
-        return self.content_stream(tokens, state, memories, mask, view)
+        return self.run_layers(tokens, state, memories, mask, view)
 
-    def content_stream(
+    def run_layers(
         self, tokens: Int[Tensor, "B T"], state: State, memories: list[AttentionCache], mask: SegmentMask, view: View
     ) -> tuple[tuple[Tensor, ...], State]:
-        h = self.dropout(self.embedding(tokens))
-        R = self.dropout(distances(mask, h))
-        hidden, caches = [h], []
-        for block, memory in zip(self.layers, memories, strict=True):
+        """The content stream: the embedding and the output of every layer. If the view has further rows, they are those
+        of the query stream, and the last output is that of the query stream instead."""
+        (B, T), queries = tokens.shape, view.at.shape[1] - tokens.shape[1]
+        x = self.dropout(self.embedding(tokens))
+        if queries:
+            g = self.dropout(self.query_start.to(x.dtype).expand(B, queries, -1))
+            x = torch.cat([x, g], dim=1)
+        R = self.dropout(distances(mask, x))
+        hidden, caches = [], []
+        for n, (block, memory) in enumerate(zip(self.layers, memories, strict=True), start=1):
+            # A copy: the strides of the memory must not depend on the number of queries.
+            h = x[:, :T].contiguous() if queries else x
             keys, values, cache = block.extend(memory, h, mask.memory)
-            h = block(h, keys, values, R, view)
-            hidden.append(h)
-            caches.append(cache)
-        hidden[-1] = self.dropout(h)
-        return tuple(hidden), next_state(state, mask, tuple(caches), mask.memory)
-
-    def both_streams(
-        self, tokens: Int[Tensor, "B T"], state: State, memories: list[AttentionCache], mask: SegmentMask, view: View
-    ) -> tuple[tuple[Tensor, ...], State]:
-        """The content stream of every layer but the last, and the query stream of the last one. The view has the rows
-        of the content stream, then those of the query stream."""
-        (B, T), rows = tokens.shape, view.at.shape[1]
-        h = self.dropout(self.embedding(tokens))
-        g = self.dropout(self.query_start.to(h.dtype).expand(B, rows - T, -1))
-        R = self.dropout(distances(mask, h))
-        x, hidden, caches = torch.cat([h, g], dim=1), [], []
-        for block, memory in zip(self.layers, memories, strict=True):
-            h = x[:, :T].contiguous()  # a copy: the strides of the memory must not depend on the number of queries
-            hidden.append(h)
-            keys, values, cache = block.extend(memory, h, mask.memory)
-            caches.append(cache)
-            if len(caches) == len(self.layers):
+            if queries and n == len(self.layers):
                 x, view = x[:, T:], view.rows(T)  # nobody reads h of the last layer
             x = block(x, keys, values, R, view)
+            hidden.append(h)
+            caches.append(cache)
         return (*hidden, self.dropout(x)), next_state(state, mask, tuple(caches), mask.memory)
 
     def training_loss(
@@ -247,7 +237,7 @@ class XLNet(LanguageModel):
         before = F.pad(order, (mask.cached, 0), value=-1)[:, None] <= last[..., None]
         visible = documents(mask, position) & before
         view = View(visible, mask.cached + position, self.others(tokens, mask, position))
-        hidden, state = self.both_streams(tokens, state, memories, mask, view)
+        hidden, state = self.run_layers(tokens, state, memories, mask, view)
         return self.head.losses(hidden[-1], tokens.gather(1, chosen), state.reading.temperature), state
 
     def begin(

@@ -38,7 +38,7 @@ from longspan.cache import (
 from longspan.contract import LanguageModel, State
 from longspan.hints import Hints
 from longspan.kernels.relative_attention import relative_attention
-from longspan.nn.model_config import ModelConfig, check_heads
+from longspan.nn.model_config import HeadsConfig
 from longspan.nn.positions import reusable_tables
 from longspan.nn.transformer import initialise
 from longspan.reading import Reading
@@ -46,7 +46,7 @@ from longspan.shapes import Bool, Float, Int, Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerXLConfig(ModelConfig):
+class TransformerXLConfig(HeadsConfig):
     """Everything that determines the weights: keys of the paper and of the authors' code only."""
 
     vocabulary: int = 256
@@ -69,18 +69,6 @@ class TransformerXLConfig(ModelConfig):
     div_val: int = 1
     tie_embedding: bool = True
     tie_projections: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_heads(self)
-
-    @property
-    def head_size(self) -> int:
-        return self.head_width or self.width // self.heads
-
-    @property
-    def inner_size(self) -> int:
-        return self.inner or 4 * self.width
 
 
 class Visible(NamedTuple):

@@ -34,7 +34,7 @@ from longspan.kernels.bidirectional_attention import View, bidirectional_attenti
 from longspan.nn.attention import merge_heads, split_heads
 from longspan.nn.biased_layer import initialise_normal
 from longspan.nn.memory_projection import memory_products
-from longspan.nn.model_config import ModelConfig, check_heads, require
+from longspan.nn.model_config import HeadsConfig, require
 from longspan.nn.positions import sinusoid
 from longspan.nn.whole_batch import random_rows
 from longspan.reading import Reading
@@ -42,7 +42,7 @@ from longspan.shapes import Bool, Float, Int, Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class XLNetConfig(ModelConfig):
+class XLNetConfig(HeadsConfig):
     heads: int = 4
     head_width: int | None = None
     inner: int | None = None
@@ -54,18 +54,9 @@ class XLNetConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_heads(self)
         require(self.predict_every >= 1, f"model.predict_every={self.predict_every} must be at least 1")
         known = self.separator is None or 0 <= self.separator < self.vocabulary
         require(known, f"model.separator={self.separator} must be a token id between 0 and {self.vocabulary - 1}")
-
-    @property
-    def head_size(self) -> int:
-        return self.head_width or self.width // self.heads
-
-    @property
-    def inner_size(self) -> int:
-        return self.inner or 4 * self.width
 
 
 class Block(nn.Module):

@@ -10,12 +10,12 @@ from torch.nn import functional as F
 from longspan.cache import SegmentMask
 from longspan.kernels.causal_attention import causal_attention
 from longspan.nn.attention import merge_heads, split_heads
-from longspan.nn.model_config import ModelConfig, check_heads, require
+from longspan.nn.model_config import HeadsConfig, require
 from longspan.shapes import Bool, Float, Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class BiasedConfig(ModelConfig):
+class BiasedConfig(HeadsConfig):
     heads: int = 4
     inner: int | None = None
     positions: int = 512
@@ -28,16 +28,7 @@ class BiasedConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_heads(self)
         require(self.positions >= 1, f"model.positions={self.positions} must be at least 1")
-
-    @property
-    def inner_size(self) -> int:
-        return self.inner or 4 * self.width
-
-    @property
-    def head_size(self) -> int:
-        return self.width // self.heads
 
 
 class BiasedLayer(nn.Module):

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from longspan import config
 from longspan.errors import ConfigError
@@ -106,13 +105,34 @@ class ModelConfig:
         )
 
 
-def check_heads(config: Any) -> None:
-    """Heads and widths are positive, heads divide the width, and the attention dropout is a rate."""
-    require(config.heads >= 1, f"model.heads={config.heads} must be at least 1")
-    for name in ("head_width", "inner"):
-        config.require_width(name)
-    config.require_rate("attention_dropout")
-    if config.head_width is None and config.width % config.heads:
-        below = config.width // config.heads * config.heads
-        options = f"{below} or {below + config.heads}" if below else f"{below + config.heads}"
-        raise ConfigError(f"model.width={config.width} is not divisible by heads={config.heads}; try {options}")
+class HeadsConfig(ModelConfig):
+    """Sizes of attention heads and feed-forward layers, with their checks.
+
+    It is no dataclass, so its annotations are not keys: every family declares its own, and some have no `head_width`.
+    """
+
+    heads: int
+    head_width: int | None
+    """Default: width / heads."""
+    inner: int | None
+    """Width of the feed-forward layer. Default: 4 * width."""
+    attention_dropout: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.heads >= 1, f"model.heads={self.heads} must be at least 1")
+        for name in ("head_width", "inner"):
+            self.require_width(name)
+        self.require_rate("attention_dropout")
+        if self.head_width is None and self.width % self.heads:
+            below = self.width // self.heads * self.heads
+            options = f"{below} or {below + self.heads}" if below else f"{below + self.heads}"
+            raise ConfigError(f"model.width={self.width} is not divisible by heads={self.heads}; try {options}")
+
+    @property
+    def head_size(self) -> int:
+        return self.head_width or self.width // self.heads
+
+    @property
+    def inner_size(self) -> int:
+        return self.inner or 4 * self.width

@@ -11,12 +11,12 @@ from longspan.cache import AttentionCache, ConvolutionCache, SegmentMask, extend
 from longspan.nn.attention import Attention
 from longspan.nn.convolution import ShortConvolution
 from longspan.nn.feed_forward import FeedForward, GatedFeedForward
-from longspan.nn.model_config import ModelConfig, check_heads, require
+from longspan.nn.model_config import HeadsConfig, require
 from longspan.shapes import Float, Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig(ModelConfig):
+class TransformerConfig(HeadsConfig):
     """Heads, feed-forward and norms; families add positions."""
 
     heads: int = 4
@@ -29,18 +29,6 @@ class TransformerConfig(ModelConfig):
     biases: bool = True
     qk_norm: bool = False
     attention_dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_heads(self)
-
-    @property
-    def head_size(self) -> int:
-        return self.head_width or self.width // self.heads
-
-    @property
-    def inner_size(self) -> int:
-        return self.inner or 4 * self.width
 
     def make_attention(self) -> Attention:
         drops = (self.dropout, self.attention_dropout)

@@ -5,6 +5,7 @@ weights, without a host sync.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -165,6 +166,32 @@ def hidden_matrices(model: LanguageModel) -> set[str]:
     }
 
 
+def _groups(
+    names: Mapping[nn.Parameter, str], decayed: set[nn.Parameter], factors: Mapping[str, float], config: TrainingConfig
+) -> list[dict[str, Any]]:
+    """Parameter groups: one for every weight decay and factor of the learning rate."""
+    groups = []
+    for decays in (True, False):
+        for factor in sorted(set(factors.values())):
+            own = [p for p, name in names.items() if (p in decayed) == decays and factors[name] == factor]
+            if own:
+                groups.append({"params": own, "weight_decay": config.weight_decay if decays else 0.0, FACTOR: factor})
+    return groups
+
+
+def _adamw(groups: list[dict[str, Any]], config: TrainingConfig) -> torch.optim.AdamW:
+    """AdamW with its state, created now instead of at the first step, so that every checkpoint has the same tensors."""
+    adamw = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.epsilon, fused=True)
+    for group in groups:
+        for parameter in group["params"]:
+            adamw.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+    return adamw
+
+
 class Optimizer:
     """The optimizers of a run: AdamW or SGD for all parameters, or Muon for hidden matrices and AdamW for the rest.
 
@@ -180,35 +207,22 @@ class Optimizer:
         by_muon = matrices if config.optimizer == "muon" else set()
         self.parts: list[torch.optim.Optimizer] = []
         self.lrs: list[float] = []
-        chosen = [p for p, name in self.names.items() if name in by_muon]
-        if chosen:
-            rows = [self.given[self.names[p]].shape[0] for p in chosen]
-            settings = (config.muon_lr, config.muon_momentum, config.weight_decay)
-            self.parts.append(Muon(chosen, *settings, processes=processes, rows=rows))
+        if hidden := [p for p, name in self.names.items() if name in by_muon]:
+            self.parts.append(self._muon(hidden, config, processes))
             self.lrs.append(config.muon_lr)
         rest = {p: name for p, name in self.names.items() if name not in by_muon}
-        decayed = [p for p, name in rest.items() if name in matrices or ".tables." in name]
-        plain = [p for p in rest if all(p is not d for d in decayed)]
-        factors = rate_factors(model, config.layer_decay, config.embedding_rate)
-        groups = [
-            {"params": chosen, "weight_decay": decay, FACTOR: factor}
-            for every, decay in ((decayed, config.weight_decay), (plain, 0.0))
-            for factor in sorted(set(factors.values()))
-            if (chosen := [p for p in every if factors[rest[p]] == factor])
-        ]
-        self.lrs.append(config.lr)
+        decayed = {p for p, name in rest.items() if name in matrices or ".tables." in name}
+        groups = _groups(rest, decayed, rate_factors(model, config.layer_decay, config.embedding_rate), config)
         if config.optimizer == "sgd":
             self.parts.append(torch.optim.SGD(groups, lr=config.lr, fused=True))
-            return
-        adamw = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.epsilon, fused=True)
-        for parameter in rest:
-            # Created now instead of at the first step, so that every checkpoint has the same tensors.
-            adamw.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
-        self.parts.append(adamw)
+        else:
+            self.parts.append(_adamw(groups, config))
+        self.lrs.append(config.lr)
+
+    def _muon(self, hidden: list[nn.Parameter], config: TrainingConfig, processes: Processes) -> Muon:
+        rows = [self.given[self.names[p]].shape[0] for p in hidden]
+        settings = (config.muon_lr, config.muon_momentum, config.weight_decay)
+        return Muon(hidden, *settings, processes=processes, rows=rows)
 
     def step(self, factor: float | Float[Tensor, ""], skip: Float[Tensor, ""]) -> None:
         """One update at `factor` times the learning rates, or none if `skip` is 1."""

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from longspan.contract import State
 from longspan.hints import Hints
 from longspan.nn.adaptive_softmax import AdaptiveSoftmax
-from longspan.nn.biased_layer import BiasedConfig, BiasedLayer, initialise_normal
+from longspan.nn.biased_layer import BiasedConfig, BiasedLayer, Bidirectional, initialise_normal
 from longspan.nn.embedding import AdaptiveEmbedding
 from longspan.nn.learned_positions import LearnedPositions
 from longspan.nn.model_config import require
@@ -135,13 +135,13 @@ class BERT(WindowTransformer):
         first: Int[Tensor, "B T"] | None = None,
     ) -> tuple[Float[Tensor, "B T E"], ...]:
         """The embedding and every layer's output, where a position sees its document in both directions."""
-        document = None
+        mask = Bidirectional(None)
         if starts is not None:
             number = starts.cumsum(1)
-            document = (number[..., None] == number[:, None])[:, None]
+            mask = Bidirectional((number[..., None] == number[:, None])[:, None])
         hidden = [self.embed(tokens, first, segments)]
         for layer in self.layers:
-            hidden.append(layer(hidden[-1], None, None, document)[0])
+            hidden.append(layer(hidden[-1], None, mask)[0])
         hidden[-1] = self.final_norm(hidden[-1])
         return tuple(hidden)
 

@@ -1,7 +1,7 @@
 """The Transformer layer of GPT and BERT: all projections have biases, and the activation is GELU."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -31,9 +31,15 @@ class BiasedConfig(HeadsConfig):
         require(self.positions >= 1, f"model.positions={self.positions} must be at least 1")
 
 
+class Bidirectional(NamedTuple):
+    """A mask without an order: every token attends to the allowed ones before and after it."""
+
+    allowed: Bool[Tensor, "B 1 T T"] | None
+    """None: all of them."""
+
+
 class BiasedLayer(nn.Module):
-    """Post-norm or pre-norm. `mask` says what a causal layer sees; `document` is the mask of a bidirectional one, or
-    None if every position sees every other."""
+    """Post-norm or pre-norm; causal or bidirectional, as the mask says."""
 
     def __init__(
         self,
@@ -56,29 +62,22 @@ class BiasedLayer(nn.Module):
         self,
         x: Float[Tensor, "B T E"],
         cache: None,  # noqa: ARG002 (the signature of all layers)
-        mask: SegmentMask | None,
-        position: Bool[Tensor, "B 1 T T"] | None = None,
+        mask: SegmentMask | Bidirectional,
     ) -> tuple[Float[Tensor, "B T E"], None]:
-        """Causal attention; without a `mask`, in both directions between the pairs of tokens in `position`, or all."""
-
-        def attend(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
-            if mask is None:
-                return F.scaled_dot_product_attention(query, key, value, attn_mask=position, dropout_p=dropout)
-            return causal_attention(query, key, value, first_key=mask.first_key, dropout=dropout)
-
-        return self.run(x, attend), None
-
-    def run(self, x: Float[Tensor, "B T E"], attend: Any) -> Float[Tensor, "B T E"]:
         """norm(x + attention(x)), norm(x + feed_forward(x)), or with the norms before."""
         if self.before:
-            x = x + self.attention(self.attention_norm(x), attend)
-            return x + self.feed_forward(self.feed_forward_norm(x))
-        x = self.attention_norm(x + self.attention(x, attend))
-        return self.feed_forward_norm(x + self.feed_forward(x))
+            x = x + self.attention(self.attention_norm(x), mask)
+            return x + self.feed_forward(self.feed_forward_norm(x)), None
+        x = self.attention_norm(x + self.attention(x, mask))
+        return self.feed_forward_norm(x + self.feed_forward(x)), None
 
-    def attention(self, x: Float[Tensor, "B T E"], attend: Any) -> Float[Tensor, "B T E"]:
-        parts = [split_heads(part(x), self.heads) for part in (self.query, self.key, self.value)]
-        found = attend(*parts, dropout=self.attention_dropout if self.training else 0.0)
+    def attention(self, x: Float[Tensor, "B T E"], mask: SegmentMask | Bidirectional) -> Float[Tensor, "B T E"]:
+        query, key, value = (split_heads(part(x), self.heads) for part in (self.query, self.key, self.value))
+        dropout = self.attention_dropout if self.training else 0.0
+        if isinstance(mask, Bidirectional):
+            found = F.scaled_dot_product_attention(query, key, value, attn_mask=mask.allowed, dropout_p=dropout)
+        else:
+            found = causal_attention(query, key, value, first_key=mask.first_key, dropout=dropout)
         return self.dropout(self.output(merge_heads(found)))
 
     def feed_forward(self, x: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:

@@ -150,5 +150,5 @@ def _from_layer(layer: Any, position: tuple[Tensor, Tensor, Tensor]) -> StepLaye
         dense.down if plain else None,
         dense.name if plain else None,
         layer.convolution,
-        layer.attention_residual.before,
+        layer.attention_residual.pre_norm,
     )

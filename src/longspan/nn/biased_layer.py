@@ -51,7 +51,7 @@ class BiasedLayer(nn.Module):
     ) -> None:
         super().__init__()
         E = config.width
-        self.heads, self.before, self.approximate = config.heads, norm == "pre", approximate
+        self.heads, self.pre_norm, self.approximate = config.heads, norm == "pre", approximate
         self.attention_dropout = config.attention_dropout
         self.query, self.key, self.value, self.output = (nn.Linear(E, E) for _ in range(4))
         self.attention_norm, self.feed_forward_norm = (nn.LayerNorm(E, eps=epsilon) for _ in range(2))
@@ -65,7 +65,7 @@ class BiasedLayer(nn.Module):
         mask: SegmentMask | Bidirectional,
     ) -> tuple[Float[Tensor, "B T E"], None]:
         """norm(x + attention(x)), norm(x + feed_forward(x)), or with the norms before."""
-        if self.before:
+        if self.pre_norm:
             x = x + self.attention(self.attention_norm(x), mask)
             return x + self.feed_forward(self.feed_forward_norm(x)), None
         x = self.attention_norm(x + self.attention(x, mask))

@@ -129,7 +129,7 @@ def reconstruction_loss(
     rate = old.shape[1] // slots.shape[1]
 
     def projected(linear: nn.Linear, norm: nn.Module, x: Float[Tensor, "B T E"]) -> Float[Tensor, "B H T D"]:
-        x = F.linear(_detached(residual.norm, x) if residual.before else x, linear.weight.detach())
+        x = F.linear(_detached(residual.norm, x) if residual.pre_norm else x, linear.weight.detach())
         return split_heads(_detached(norm, x), attention.heads)
 
     def attend(memory: Float[Tensor, "B T E"], last: Int[Tensor, "B"]) -> Float[Tensor, "B H L D"]:

@@ -73,13 +73,13 @@ class Residual(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.norm = config.make_norm()
-        self.before = config.norm == "pre"
+        self.pre_norm = config.norm == "pre"
 
     def inputs(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        return self.norm(x) if self.before else x
+        return self.norm(x) if self.pre_norm else x
 
     def forward(self, x: Float[Tensor, "B T D"], change: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        return x + change if self.before else self.norm(x + change)
+        return x + change if self.pre_norm else self.norm(x + change)
 
 
 class TransformerLayer(nn.Module):
@@ -104,7 +104,7 @@ class TransformerLayer(nn.Module):
     def memory_keys_values(self, memory: Float[Tensor, "B M E"], x: Float[Tensor, "B T E"]) -> tuple[Tensor, Tensor]:
         """`keys_values` of [memory; segment] for training. Not for a layer norm before attention, which has biases."""
         norm = self.attention_residual.norm
-        if not self.attention_residual.before:
+        if not self.attention_residual.pre_norm:
             return self.attention.memory_keys_values(memory, x, None)
         if not isinstance(norm, nn.RMSNorm):
             return self.keys_values(torch.cat([memory.to(x.dtype), x], dim=1))

@@ -64,8 +64,16 @@ class BERTConfig(BiasedConfig):
 class MaskedHead(AdaptiveSoftmax):
     """norm(gelu(W h)), then the softmax that is tied to the embedding."""
 
-    def __init__(self, embedding: AdaptiveEmbedding, *given: Any, **more: Any) -> None:
-        super().__init__(embedding, *given, **more)
+    def __init__(
+        self,
+        embedding: AdaptiveEmbedding,
+        vocabulary: int,
+        cutoffs: tuple[int, ...] = (),
+        *,
+        tie_embedding: bool = True,
+        tie_projections: bool = False,
+    ) -> None:
+        super().__init__(embedding, vocabulary, cutoffs, tie_embedding=tie_embedding, tie_projections=tie_projections)
         self.dense, self.norm = nn.Linear(embedding.width, embedding.width), nn.LayerNorm(embedding.width, eps=1e-12)
 
     def transform(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:

@@ -15,6 +15,7 @@ from longspan.errors import ConfigError, StateError
 from longspan.hints import Hints
 from longspan.nn.attention import Attention
 from longspan.nn.dropout import WordBlanking
+from longspan.nn.embedding import AdaptiveEmbedding
 from longspan.nn.penalties import ActivationPenalty
 from longspan.nn.pointer import Pointer
 from longspan.nn.transformer import ConvolutionConfig
@@ -71,7 +72,7 @@ class MemoryTransformer(LanguageModel):
     """
 
     settings = frozenset({"segment", "memory", "same_length", "temperature"})
-    embedding: Any
+    embedding: AdaptiveEmbedding
     layers: Any
     final_norm: nn.Module
     input_dropout: nn.Module
@@ -80,8 +81,8 @@ class MemoryTransformer(LanguageModel):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.word_dropout: nn.Module | None = None
-        self.pointer: Any = None
-        self.penalty: Any = None
+        self.pointer: Pointer | None = None
+        self.penalty: ActivationPenalty | None = None
         self.taps = 0  # earlier inputs that the convolution of every layer uses
 
     def add_parts(self, config: MemoryConfig) -> None:
@@ -204,6 +205,7 @@ class MemoryTransformer(LanguageModel):
         hidden, context, state = self.run_layers(tokens, state, starts)
         logits = self.head.logits(self.output_dropout(hidden[-1]), state.reading.temperature)
         if context is not None:
+            assert self.pointer is not None  # `check_reading`
             logits = self.pointer.logits(logits, hidden[-1], context.candidates(tokens.shape[1]))
         return logits, state
 
@@ -247,5 +249,6 @@ class MemoryTransformer(LanguageModel):
         dropped, S = self.output_dropout(hidden[-1]), targets.shape[1]
         losses = self.head.losses(dropped[:, -S:], targets, state.reading.temperature)
         if context is not None:
+            assert self.pointer is not None  # `check_reading`
             losses = self.pointer.losses(losses, hidden[-1][:, -S:], context.candidates(S), targets)
         return losses, dropped, hidden[-1], state

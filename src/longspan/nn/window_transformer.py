@@ -3,10 +3,13 @@
 from typing import Any
 
 import torch
+from torch import nn
 
 from longspan.cache import SegmentMask
 from longspan.cache.segment import first_keys, without_window
 from longspan.contract import LanguageModel, State
+from longspan.nn.embedding import AdaptiveEmbedding
+from longspan.nn.learned_positions import LearnedPositions
 from longspan.reading import Reading
 from longspan.segments import check_rows
 from longspan.shapes import Bool, Float, Int, Tensor
@@ -16,8 +19,8 @@ class WindowModel(LanguageModel):
     """A family whose state is empty. It is scored and decoded over a sliding window of tokens."""
 
     layers: Any
-    final_norm: Any
-    dropout: Any
+    final_norm: nn.Module
+    dropout: nn.Module
 
     def has_memory(self, reading: Reading | None = None) -> bool:  # noqa: ARG002
         return False
@@ -61,8 +64,8 @@ class WindowModel(LanguageModel):
 class WindowTransformer(WindowModel):
     """Learned positions added to the embedding, then layers that attend to the segment only."""
 
-    embedding: Any
-    places: Any
+    embedding: AdaptiveEmbedding
+    places: LearnedPositions
 
     def check_reading(self, reading: Reading) -> None:
         super().check_reading(reading)

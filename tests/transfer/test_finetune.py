@@ -21,7 +21,7 @@ from longspan.training.depth import depths, rate_factors, unfreeze
 from longspan.training.dropout import lock_dropout
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer
-from longspan.training.optimizers import hidden_matrices
+from longspan.training.optimizers import Optimizer, hidden_matrices
 from longspan.training.processes import ALONE, Processes
 from longspan.training.recipe import TrainingConfig
 from longspan.training.schedules import lr_factor
@@ -147,7 +147,10 @@ def test_dropout_of_documents_and_matrices_of_a_wrapped_model() -> None:
         made = create("task", TaskConfig(base_family=family, base=shape | more, dropout=0.5))
         assert isinstance(made, TaskModel)
         assert hidden_matrices(made) == {f"base.{name}" for name in hidden_matrices(made.base)}
-        assert "base.next_sentence.weight" not in hidden_matrices(made)
+        assert not {"base.next_sentence.weight", "classifier.1.weight"} & hidden_matrices(made)
+        optimizer = Optimizer(made, TrainingConfig(steps=1, optimizer="muon", weight_decay=0.1))
+        decayed = {optimizer.names[p] for p in optimizer.parts[1].param_groups[0]["params"]}
+        assert "classifier.1.weight" in decayed
         lock_dropout(made)
         dropped = made.train().classifier[0](torch.ones(64, 1, 16))
         scores = made.classifier(torch.ones(64, made.classifier[-1].in_features))

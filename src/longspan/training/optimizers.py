@@ -152,17 +152,21 @@ class Muon(torch.optim.Optimizer):
         return found[:count]
 
 
-NOT_HIDDEN = ("embedding", "head", "next_sentence", "classifier")
-"""Modules whose matrices map tokens or classes to hidden states or back."""
+TOKENS, CLASSES = ("embedding", "head"), ("next_sentence", "classifier")
+"""Modules that map hidden states from or to tokens, and to classes."""
 
 
 def hidden_matrices(model: LanguageModel) -> set[str]:
-    """Names of the matrices that map hidden states to hidden states. Muon updates these. Those of a language model are
-    the same inside of a task's model, whose names begin with `base`."""
+    """Names of the matrices that map hidden states to hidden states. Muon updates these."""
+    return _matrices(model, without=(*TOKENS, *CLASSES))
+
+
+def _matrices(model: LanguageModel, without: tuple[str, ...]) -> set[str]:
+    """Names of matrices. Those of a language model are the same in a model of a task, where they begin with `base`."""
     return {
         f"{name}.weight"
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and not name.removeprefix("base.").startswith(NOT_HIDDEN)
+        if isinstance(module, nn.Linear) and not name.removeprefix("base.").startswith(without)
     }
 
 
@@ -203,14 +207,14 @@ class Optimizer:
         self.given = dict(model.named_parameters())
         own = {name: p if local(p) is p else nn.Parameter(local(p).detach()) for name, p in self.given.items()}
         self.names = {parameter: name for name, parameter in own.items()}
-        matrices = hidden_matrices(model)
-        by_muon = matrices if config.optimizer == "muon" else set()
+        by_muon = hidden_matrices(model) if config.optimizer == "muon" else set()
         self.parts: list[torch.optim.Optimizer] = []
         self.lrs: list[float] = []
         if hidden := [p for p, name in self.names.items() if name in by_muon]:
             self.parts.append(self._muon(hidden, config, processes))
             self.lrs.append(config.muon_lr)
         rest = {p: name for p, name in self.names.items() if name not in by_muon}
+        matrices = _matrices(model, without=TOKENS)
         decayed = {p for p, name in rest.items() if name in matrices or ".tables." in name}
         groups = _groups(rest, decayed, rate_factors(model, config.layer_decay, config.embedding_rate), config)
         if config.optimizer == "sgd":

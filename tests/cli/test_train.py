@@ -120,8 +120,8 @@ def test_a_family_without_memory_refuses_settings_it_cannot_use(cli: Cli, novel:
     cli(*run, *sets("training.memory=64")).refused("training.memory", "vanilla")
     cli(*run, *sets("evaluation.memory=64")).refused("evaluation.memory", "vanilla")
     learned = ["model.position=learned", "model.max_distance=7"]
-    cli(*run, *sets(*learned, "training.segment=[[0,4],[9,20]]")).refused("20", "8 positions")
-    cli(*run, *sets(*learned, "evaluation.segment=20")).refused("20", "8 positions")
+    cli(*run, *sets(*learned, "training.segment=[[0,4],[9,20]]")).refused("20", "8 learned positions")
+    cli(*run, *sets(*learned, "evaluation.segment=20")).refused("20", "8 learned positions")
     assert not Path("run").exists()
 
 

@@ -141,7 +141,7 @@ def test_sampling_follows_the_seed() -> None:
     assert not torch.equal(sample(1), sample(2))
 
 
-@pytest.mark.parametrize("chosen", BUILT_IN)
+@pytest.mark.parametrize("chosen", [name for name in BUILT_IN if family(name).predicts_next])
 @torch.no_grad()
 def test_every_family_is_saved_and_loaded(chosen: str, tmp_path: Path) -> None:
     values = {k: v for k, v in SMALL.items() if k in {*keys(family(chosen).Config), "segment"}}

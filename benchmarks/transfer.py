@@ -189,6 +189,7 @@ class Queue:
         self.environment = {
             "OMP_NUM_THREADS": "1",
             "RAYON_NUM_THREADS": threads,
+            "TORCHINDUCTOR_COMPILE_THREADS": threads,
             # Graphs of several lengths share memory only if blocks of different sizes can be joined.
             "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
             **os.environ,

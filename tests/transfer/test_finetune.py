@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 import longspan
-from longspan.checkpoints.model_folder import load_model
+from longspan.checkpoints.model_folder import Loaded, load_model
 from longspan.errors import ConfigError, DataError, DataWarning
 from longspan.models.families import create
 from longspan.training import utilisation
@@ -32,10 +33,12 @@ from longspan.transfer.model import TaskConfig, TaskModel
 from longspan.transfer.predict import Ensemble, load_predictor, make_format
 from longspan.transfer.results import write_result
 from longspan.transfer.tasks import TaskData, open_task
+from tests.programs import PYTHON
 from tests.training.conftest import Losses
 from tests.training.processes import on_processes
 from tests.transfer.conftest import BAD, GOOD, REST, sentences, write
 
+REPOSITORY = Path(__file__).parents[2]
 FAST = ["model.pooling=concat", "training.batch=6", "training.lr=8e-3"]
 FAST += ["training.validate_every=21", "training.segment=64"]
 
@@ -81,24 +84,103 @@ SHAPES: dict[str, dict[str, Any]] = {
 ON_GPU = [pytest.param("cuda", name, marks=pytest.mark.gpu) for name in SHAPES]
 
 
+def train(base: Loaded, data: TaskData, device: str, *settings: str) -> tuple[Trainer, list[float]]:
+    """Two passes over the task with these settings. Returns the trainer and the losses."""
+    losses = Losses()
+    made = resolve(base, data, overrides=[*FAST, *settings], epochs=2)
+    torch.manual_seed(1)
+    model = create(made.family, made.model, made.evaluation_reading())
+    assert isinstance(model, TaskModel)
+    streams = ExampleBatches(make_format(base.tokenizer, model).encode(data.train), 6, 1, "", "moods")
+    trainer = Trainer(made, model, base.tokenizer, streams, torch.device(device), [losses])
+    trainer.run()
+    return trainer, losses.curve
+
+
+def small(family: str, path: Path, dropout: float = 0.1) -> Loaded:
+    reading = {"segment": 64} if family in ("gpt", "bert") else {"segment": 16, "memory": 64}
+    shape = {"layers": 2, "width": 24, "dropout": dropout, **SHAPES[family]}
+    longspan.init(family, reading=reading, device="cpu", **shape).save(path)
+    return load_model(path)
+
+
 @pytest.mark.parametrize(("device", "family"), [("cpu", "transformer-xl"), *ON_GPU])
 def test_steps_of_every_length_are_captured(device: str, family: str, folder: Path, tmp_path: Path) -> None:
     """With dropout. Losses do not depend on whether a step is captured."""
-    reading = {"segment": 64} if family in ("gpt", "bert") else {"segment": 16, "memory": 64}
-    longspan.init(family, reading=reading, device="cpu", layers=2, width=32, **SHAPES[family]).save(tmp_path / "base")
-    base, data, curves = load_model(tmp_path / "base"), open_task(folder), list[list[float]]()
+    base, data, curves = small(family, tmp_path / "base"), open_task(folder), list[list[float]]()
     for graph in (False, True):
-        losses = Losses()
-        made = resolve(base, data, overrides=[*FAST, f"training.cuda_graph={str(graph).lower()}"], epochs=2)
-        torch.manual_seed(1)
-        model = create(made.family, made.model, made.evaluation_reading())
-        assert isinstance(model, TaskModel)
-        streams = ExampleBatches(make_format(base.tokenizer, model).encode(data.train), 6, 1, "", "moods")
-        trainer = Trainer(made, model, base.tokenizer, streams, torch.device(device), [losses])
-        trainer.run()
-        curves.append(losses.curve)
+        trainer, curve = train(base, data, device, f"training.cuda_graph={str(graph).lower()}")
+        curves.append(curve)
         assert ({key[0][1] for key in trainer.captured} >= {16, 32}) == graph
     np.testing.assert_allclose(curves[1], curves[0], rtol=1e-5 if device == "cpu" else 1e-2)
+
+
+@pytest.mark.parametrize("family", [pytest.param(name, marks=pytest.mark.gpu) for name in SHAPES])
+def test_compiled_layers_give_the_same_losses(family: str, folder: Path, tmp_path: Path) -> None:
+    """On a GPU, in captured steps."""
+    base, data = small(family, tmp_path / "base", dropout=0.0), open_task(folder)
+    _, expected = train(base, data, "cuda", "model.dropout=0.0", "training.compile=false")
+    trainer, got = train(base, data, "cuda", "model.dropout=0.0", "training.compile=true", "training.cuda_graph=true")
+    np.testing.assert_allclose(got, expected, rtol=2e-2)
+    assert {key[0][1] for key in trainer.captured} >= {16, 32}
+    assert not any("forward" in vars(layer) for layer in trainer.model.layers)  # type: ignore[operator]
+
+
+COMPILED = """
+import json, sys
+from pathlib import Path
+import torch
+from longspan.transfer.tasks import open_task
+from tests.transfer.test_finetune import small, train
+
+folder, out, families = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+found = {}
+for family in families:
+    graphs = []
+    compiler = torch.compile
+
+    def record(graph, _):
+        graphs.append(graph)
+        return graph
+
+    torch.compile = lambda function, **options: compiler(function, backend=record, fullgraph=True, **options)
+    base, data = small(family, out / family, dropout=0.0), open_task(folder)
+    curves = [train(base, data, "cpu", "model.dropout=0.0", f"training.compile={on}")[1] for on in ("false", "true")]
+    torch.compile = compiler
+    torch.compiler.reset()
+    found[family] = len(graphs), curves
+print(json.dumps(found))
+"""
+
+
+OTHERS = " ".join(name for name in SHAPES if name != "transformer-xl")
+
+
+@pytest.mark.parametrize("families", ["transformer-xl", pytest.param(OTHERS, marks=pytest.mark.slow)])
+def test_layers_are_compiled_once_for_all_lengths(families: str, folder: Path, tmp_path: Path) -> None:
+    """Without graph breaks, and the losses are the same. It runs in another process, because torch.compile cannot trace
+    the shape checks of these tests."""
+    command = [PYTHON, "-c", COMPILED, folder, tmp_path, *families.split()]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for family, (graphs, curves) in json.loads(done.stdout.splitlines()[-1]).items():
+        assert graphs == 1, family
+        np.testing.assert_allclose(*curves, rtol=1e-5)
+
+
+def test_activations_of_a_wrapped_model_are_recomputed(base: Path, folder: Path) -> None:
+    loaded, data = load_model(base), open_task(folder)
+    _, expected = train(loaded, data, "cpu")
+    trainer, got = train(loaded, data, "cpu", "training.checkpoint_activations=true")
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+    assert all("forward" in vars(layer) for layer in trainer.model.layers)  # type: ignore[operator]
+
+
+def test_short_runs_are_not_compiled(base: Path, folder: Path) -> None:
+    loaded, data = load_model(base), open_task(folder)
+    settings = [resolve(loaded, data, overrides=[f"training.steps={n}"]).training.compile for n in (499, 500)]
+    assert settings == [False, None]
+    assert resolve(loaded, data, overrides=["training.steps=9", "training.compile=true"]).training.compile
 
 
 PARTS: dict[str, tuple[str, ...]] = {

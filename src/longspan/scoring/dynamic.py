@@ -9,14 +9,13 @@ Deviation: Krause et al. compute v on the training text. Here it comes from the 
 is not needed.
 """
 
-import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
+from longspan.compiled_layers import CompiledLayers
 from longspan.config import convert_fields
 from longspan.contract import LanguageModel, State
 from longspan.cuda_graphs import CapturedStep
@@ -136,7 +135,7 @@ class Learner:
         self.fused: tuple[list[int], RMSUpdate] | None = None
         self.leaves: list[Tensor] = list(self.weights)  # what gradients are computed for
         self.rounded: RoundedWeights | None = None
-        self.layers: list[tuple[Any, Callable[..., Any]]] = []
+        self.layers: CompiledLayers | None = None
 
     def compiled_step(
         self,
@@ -145,13 +144,9 @@ class Learner:
         targets: Int[Tensor, "B T"],
         starts: Bool[Tensor, "B T"] | None,
     ) -> tuple[Float[Tensor, "B T"], list[State]]:
-        """`step` with compiled layers. They have the same code, so one compilation serves all of them."""
-        if not self.layers:
-            self.layers = [(layer, torch.compile(layer.forward, dynamic=False)) for layer in _layers(self.model)]
-        with contextlib.ExitStack() as stack:
-            for layer, forward in self.layers:
-                layer.forward = forward
-                stack.callback(delattr, layer, "forward")
+        """`step` with compiled layers."""
+        self.layers = self.layers or CompiledLayers(self.model, any_length=False)
+        with self.layers.in_place():
             return self.step(states, tokens, targets, starts)
 
     def step(
@@ -223,9 +218,3 @@ class Learner:
             for weight, original in zip(self.weights, self.original, strict=True):
                 weight.copy_(original)
         torch.clear_autocast_cache()
-
-
-def _layers(model: LanguageModel) -> Sequence[Any]:
-    """The layers that can be compiled one by one."""
-    layers = getattr(model, "layers", ())
-    return [layer for layer in layers if "forward" not in vars(layer)] if model.hints.compile else []

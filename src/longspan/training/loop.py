@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from longspan.checkpoints.weights import local
+from longspan.compiled_layers import CompiledLayers
 from longspan.contract import LanguageModel, State
 from longspan.cuda_graphs import CapturedStep
 from longspan.data.batch_streams import Batch, BatchSource
@@ -85,12 +86,16 @@ class Trainer:
         self.average = Average(model, self.config) if self.config.averaging != "none" else None
         objective = Objective(model, self.config)
         wanted = device.type == "cuda" if self.config.compile is None else self.config.compile
-        wanted = wanted and not self.config.unfreeze_every
+        wanted = wanted and (model.hints.compile or model.hints.compile_layers)
         # With jitter every length would be compiled.
-        wanted = wanted and model.hints.compile and not self.config.segment_jitter
+        wanted = wanted and not self.config.unfreeze_every and not self.config.segment_jitter
         if wanted and device.type == "cuda":
             hash_dropout(model)
-        compiled: Any = torch.compile(objective, dynamic=False) if wanted else objective
+        compiled: Any = objective
+        if wanted and model.hints.compile:
+            compiled = torch.compile(objective, dynamic=False)
+        elif wanted:
+            compiled = CompiledLayers(model, any_length=True).around(objective)
         parallel = Parallel(objective, compiled, model, processes, device)
         self.objective, self.fast_objective = parallel.eager, parallel.fast
         self.own_objective = objective  # without other processes
@@ -250,11 +255,12 @@ class Trainer:
         # document, the steps that fill the memory, since only these need a mask.
         filled = self.marks_documents or not self.tracks_full or all(state.full for state in self.states)
         usual = batch.tokens.shape[1] == segment and filled
+        launch_bound = True
         if self.streams.complete_documents:
-            usual = not self.config.unfreeze_every and batch.tokens.size <= parts * LAUNCH_BOUND
+            usual, launch_bound = not self.config.unfreeze_every, batch.tokens.size <= parts * LAUNCH_BOUND
         # A step that makes the memory longer cannot be captured.
         grown = self.config.cuda_graph and _shapes(self.states[0]) == _shapes(self.empty_state(rows))
-        captured = usual and grown
+        captured = usual and launch_bound and grown
         objective = self.fast_objective if usual else self.objective
         # A float would be a constant of the compiled or captured step.
         plain = self.device.type == "cpu" and objective is self.objective and not captured

@@ -51,6 +51,8 @@ FOLLOW |= {"choices", "low", "high"}
 """Keys of a TaskConfig that cannot be set, because the model and the task determine them."""
 VALIDATIONS, SAVES = 20, 4
 """How often a run is validated and saved, if the recipe does not say."""
+WORTH_COMPILING = 500
+"""Steps. Compiling the layers takes as long as some hundreds of steps that are not compiled."""
 
 
 @dataclass(frozen=True)
@@ -235,9 +237,12 @@ def resolve(
     values["model"] = own | described | describe_task(data)
     values["training"] = {"seed": seed, **reading, **training}
     made = build_recipe(values, f"finetune-{data.task.name}")
+    chosen: dict[str, Any] = {}
     if "cuda_graph" not in training and suits_graphs(made, device):
-        made = dataclasses.replace(made, training=dataclasses.replace(made.training, cuda_graph=True))
-    return made
+        chosen["cuda_graph"] = True
+    if "compile" not in training and made.training.steps is not None and made.training.steps < WORTH_COMPILING:
+        chosen["compile"] = False
+    return dataclasses.replace(made, training=dataclasses.replace(made.training, **chosen))
 
 
 def with_length(

@@ -138,8 +138,18 @@ class TaskModel(LanguageModel):
 
     @property
     def hints(self) -> Hints:  # type: ignore[override]
-        # Every length would be compiled. The CRF loops over the words of a batch.
-        return Hints(compile=False, graph_safe=self.base.hints.graph_safe and not self.config.crf)
+        own = self.base.hints
+        return Hints(
+            compile=False,
+            compile_layers=own.compile and own.graph_safe,  # one graph without breaks
+            shard_layers=own.shard_layers,
+            graph_safe=own.graph_safe and not self.config.crf,  # the CRF loops over the words of a batch
+        )
+
+    @property
+    def layers(self) -> Any:
+        """Those of the wrapped model."""
+        return getattr(self.base, "layers", ())
 
     @property
     def causal(self) -> bool:  # type: ignore[override]

@@ -210,16 +210,19 @@ def test_runs_do_not_depend_on_the_number_of_processes(base: Path, folder: Path,
             task = folder if name == "classes" else tmp_path / "tagged"
             out = tmp_path / str(processes.size) / name
             finetune(base, task, out, overrides=[*few, *settings], device="cpu")
+            if processes.size > 1:
+                sharded = tmp_path / "sharded" / name
+                finetune(base, task, sharded, overrides=[*few, *settings, "training.parallel=fsdp"], device="cpu")
 
     assert on_processes(0, tune) == [0]
     assert on_processes(2, tune) == [0, 0]
     for name in PARTS:
-        one, two = ((tmp_path / size / name / "metrics.jsonl").read_text().splitlines() for size in "12")
-        losses = [[json.loads(line)["bits"] for line in lines] for lines in (one, two)]
-        np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
+        runs = [tmp_path / kind / name / "metrics.jsonl" for kind in ("1", "2", "sharded")]
+        losses = [[json.loads(line)["bits"] for line in path.read_text().splitlines()] for path in runs]
+        np.testing.assert_allclose(losses[1:], [losses[0]] * 2, rtol=1e-6)
         assert len(losses[0]) == 2
     scored = (tmp_path / "scored").read_text().splitlines()
-    assert scored == [f"{size} 0 {name}" for size in "12" for name in PARTS]
+    assert scored == [f"{size} 0 {name}" for size, count in ((1, 1), (2, 2)) for name in PARTS for _ in range(count)]
 
 
 def test_dropout_of_documents_and_matrices_of_a_wrapped_model() -> None:

@@ -17,6 +17,8 @@ from longspan.training.processes import Processes
 Objective = Callable[..., Any]
 POSITION_KEYS = ("distances", "position")
 """Parts of a layer that the model calls before the layer."""
+ENTRIES = ("training_loss", "losses", "hidden_states", "initial_state", "scores", "choose_tags")
+"""Methods of a model that the trainer and observers call. The last two are those of a TaskModel."""
 
 
 class Parallel:
@@ -78,7 +80,9 @@ def shard(model: LanguageModel, processes: Processes, precision: torch.dtype) ->
     if model.config.cutoffs:
         model.training_loss = _touching(model)  # type: ignore[method-assign]
     entered = [False]
-    for name in ("training_loss", "losses", "hidden_states", "initial_state"):
+    for name in ENTRIES:
+        if not hasattr(model, name):
+            continue
         plain = getattr(model, name)
         register_fsdp_forward_method(model, name)
         setattr(model, name, _entry(plain, getattr(model, name), entered))

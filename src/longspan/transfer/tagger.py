@@ -49,7 +49,8 @@ class BiLSTMCRF(nn.Module):
         words = take(features, place.to(features.device), valid.to(features.device))
         scores = self.scores(words, sizes).cpu()
         crf = CRF(scores.shape[-1]).to(scores.dtype)
-        crf.load_state_dict(self.crf.state_dict())  # a step of Viterbi is tiny, so a CPU is faster
+        # A step of Viterbi is tiny, so a CPU is faster. `state_dict` would have the shards of sharded weights.
+        crf.load_state_dict({name: weight.detach().cpu() for name, weight in self.crf.named_parameters()})
         found = crf.decode(scores, sizes).tolist()
         return [row[:size] for row, size in zip(found, sizes.tolist(), strict=True)]
 

@@ -12,7 +12,8 @@ that still run at the end are stopped. A job that fails is run once more without
 memory beside others is run again later, and from then on fewer run at a time.
 
 `--groups rates --seeds 1` tries learning rates. With `--rates` and its results, every system takes the one that was
-best on dev for a task, and that run counts as the first seed.
+best on dev for a task, and that run counts as the first seed. `--have` names results of other machines: complete jobs
+that they have are not run again.
 
 Where both directions of ULMFiT are finished, `ulmfit-ensemble` has the mean of their probabilities, as `longspan
 predict --with` computes it. `--rows` uses a few rows of every task, to try a command.
@@ -46,6 +47,7 @@ from transfer_systems import (
     rows,
     tune,
 )
+from transfer_tables import is_complete, merge
 
 from longspan import config
 from longspan.checkpoints.model_folder import load_model
@@ -262,6 +264,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tasks", default=",".join(MUST), help="comma-separated; `other` stands for the small tasks")
     parser.add_argument("--scratch", default="", metavar="TASKS", help="tasks with a control of new weights")
     parser.add_argument("--rates", type=Path, metavar="FILE", help="results.json of the group rates")
+    parser.add_argument("--have", type=Path, nargs="+", default=[], metavar="FILE", help="results.json with other jobs")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=8, help="at a time")
     parser.add_argument("--limit", type=float, default=0.0, metavar="SECONDS", help="end before this time has passed")
@@ -288,7 +291,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.list:
         given.rows = 0
     known = {key_of(entry): entry for entry in tuned if entry["task"] in given.tasks and entry["row"] in given.systems}
-    jobs = [job for job in all_jobs(given) if job.key not in known]
+    had = {key_of(entry) for entry in merge(given.have)["entries"] if is_complete(entry)}
+    jobs = [job for job in all_jobs(given) if job.key not in known.keys() | had]
     if given.list:
         print("\n".join(shlex.join(["longspan", *job.command]) for job in jobs))
         return 0

@@ -53,6 +53,11 @@ def merge(files: Sequence[Path]) -> Entry:
     return found | {"entries": [entries[key] for key in sorted(entries)]}
 
 
+def is_complete(entry: Entry) -> bool:
+    """Whether a run had all its planned steps."""
+    return entry.get("steps", 0) >= entry.get("planned_steps", 0)
+
+
 class Table:
     """Cells of merged results."""
 
@@ -69,7 +74,7 @@ class Table:
 
     def star(self, row: str, task: str) -> str:
         """Marks runs that a limit ended before their planned passes."""
-        return "*" * any(e.get("steps", 0) < e.get("planned_steps", 0) for e in self.entries(row, task))
+        return "" if all(map(is_complete, self.entries(row, task))) else "*"
 
     def cell(self, row: str, task: str, split: str | None = None) -> str:
         return shown(self.values(row, task, split)) + self.star(row, task)

@@ -156,6 +156,40 @@ KINDS: dict[str, list[dict[str, Any]]] = {
 }
 
 
+def test_complete_jobs_of_other_machines_are_not_run_again(
+    scripts: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_runs(tmp_path, "bert")
+    entries = [
+        {"row": "bert", "task": "imdb", "seed": 1, "steps": 9, "planned_steps": 9},
+        {"row": "bert-scratch", "task": "imdb", "seed": 2, "steps": 9, "planned_steps": 9},
+        {"row": "bert", "task": "sst2", "seed": 2, "steps": 5, "planned_steps": 9},
+    ]
+    results = {"version": 1, "models": {}, "baselines": {}, "failed": {}}
+    for name, some in (("a", entries[:2]), ("b", entries[2:])):
+        (tmp_path / f"{name}.json").write_text(json.dumps(results | {"entries": some}))
+    words = ["--models", str(tmp_path), "--systems", "bert", "--groups", "systems", "--tasks", "imdb,sst2"]
+    words += [
+        "--scratch",
+        "imdb",
+        "--seeds",
+        "2",
+        "--list",
+        "--have",
+        str(tmp_path / "a.json"),
+        str(tmp_path / "b.json"),
+    ]
+    assert scripts.transfer.main(words) == 0
+    commands = [line.split() for line in capsys.readouterr().out.splitlines()]
+    found = [Path(some[some.index("--out") + 1]).parts[-3:] for some in commands]
+    assert found == [
+        ("sst2", "bert", "seed-1"),
+        ("imdb", "bert-scratch", "seed-1"),
+        ("imdb", "bert", "seed-2"),
+        ("sst2", "bert", "seed-2"),
+    ]
+
+
 @pytest.mark.parametrize("task", KINDS)
 def test_every_row_can_be_resolved(scripts: SimpleNamespace, tmp_path: Path, task: str) -> None:
     """With the settings of its system and task, for a model of its family."""

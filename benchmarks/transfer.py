@@ -175,10 +175,12 @@ class Estimates:
         for key in ((title, task), ("", task)):
             self.seconds[key] = max(seconds, self.seconds.get(key, 0.0))
 
-    def of(self, job: Job) -> float:
+    def of(self, job: Job, share: float = 1.0) -> float:
+        """With a `share` of the jobs that usually run at a time: training takes as long as they share the GPU."""
         keys = (job.row.title, job.row.task), ("", job.row.task)
         known = [1.1 * self.seconds[key] for key in keys if key in self.seconds]
-        return min([*known, ESTIMATE.get(job.row.task, 50)][0], self.most)
+        usual = min([*known, ESTIMATE.get(job.row.task, 50)][0], self.most)
+        return min(usual, AROUND + share * max(0.0, usual - AROUND))
 
 
 class Queue:
@@ -213,7 +215,8 @@ class Queue:
             self.ended(job)
         left = self.until - time.monotonic()
         while left > 0 and len(self.running) < self.at_once:
-            job = next((job for job in self.waiting if self.estimates.of(job) <= left), None)
+            share = (len(self.running) + 1) / self.at_once
+            job = next((job for job in self.waiting if self.estimates.of(job, share) <= left), None)
             if job is None:
                 break  # no other job can finish in time
             self.waiting.remove(job)

@@ -300,6 +300,8 @@ def test_estimates(scripts: SimpleNamespace, tmp_path: Path) -> None:
     assert known.of(job) == pytest.approx(55.0)
     known.add("gpt", "imdb", 20.0)
     assert known.of(job) == pytest.approx(22.0)
+    known.add("gpt", "imdb", 200.0)
+    assert known.of(job, 0.25) == pytest.approx(script.AROUND + (220.0 - script.AROUND) / 4)
     assert script.Estimates(["training.seconds=30"], []).of(job) == 30 + script.AROUND
 
 

@@ -6,11 +6,8 @@ from typing import Any
 from longspan.models.families import outline
 from longspan.training.recipe import find_recipe, load_recipe, recipe_names
 
-COLUMNS = (
-    *("recipe", "family", "parameters", "data", "published"),
-    *("comparable", "best", "uses", "on", "seconds", "device"),
-)
-"""Our result is `comparable` if it uses nothing that a published one does not, and otherwise our `best`."""
+HEADER = ("recipe", "family", "parameters", "score", "published", "differs from the paper", "scored on", "training")
+"""The columns of docs/results.md."""
 
 
 def recipe_rows() -> list[dict[str, Any]]:
@@ -18,7 +15,8 @@ def recipe_rows() -> list[dict[str, Any]]:
 
 
 def recipe_row(name: str) -> dict[str, Any]:
-    """A recipe by column. Parameters are counted with the vocabulary that the recipe states."""
+    """A recipe by column. Parameters are counted with the vocabulary that the recipe states. Our result is `comparable`
+    if it uses nothing that a published one does not, and otherwise our `best`."""
     recipe = load_recipe(name)
     expected, result = recipe.expected, recipe.result
     score = _score(name, "result", result.unit)
@@ -37,11 +35,17 @@ def recipe_row(name: str) -> dict[str, Any]:
     }
 
 
-def cell(value: Any) -> str:
-    """A value of a row as text."""
-    if value is None:
-        return "-"
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+def result_tables() -> dict[str, list[str]]:
+    """The lines of docs/results.md: for each corpus, the recipes that have a result."""
+    tables: dict[str, list[str]] = {}
+    for row in recipe_rows():
+        if row["on"] is not None:
+            training = f"{row['seconds']:g} s, {row['device']}"
+            score, published = row["comparable"] or row["best"], row["published"] or "-"
+            cells = row["recipe"], row["family"], f"{row['parameters']:,}", score, published
+            line = " | ".join((*cells, row["uses"] or "-", row["on"], training))
+            tables.setdefault(str(row["data"]), []).append(f"| {line} |")
+    return tables
 
 
 def _score(name: str, table: str, unit: str | None) -> str | None:

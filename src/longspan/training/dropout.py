@@ -22,7 +22,7 @@ def lock_dropout(model: nn.Module) -> None:
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Dropout):
-                setattr(module, name, LockedDropout(child.p))
+                setattr(module, name, LockedDropout(child.p).train(child.training))
 
 
 def hash_dropout(model: nn.Module) -> None:
@@ -30,7 +30,7 @@ def hash_dropout(model: nn.Module) -> None:
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is nn.Dropout:
-                setattr(module, name, HashedDropout(child.p))
+                setattr(module, name, HashedDropout(child.p).train(child.training))
 
 
 def checkpoint_layers(model: LanguageModel) -> None:

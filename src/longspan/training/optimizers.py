@@ -95,16 +95,18 @@ class Muon(torch.optim.Optimizer):
             momenta.lerp_(gradients, allow * (1 - momentum))
             change = self._orthogonalise(gradients.lerp_(momenta, momentum), rows)
             change *= max(1.0, rows / change.shape[2]) ** 0.5
-            if decay:
-                change.add_(torch.stack([p.detach() for p in parameters]), alpha=decay)
+            if decay:  # not of frozen weights, which have no gradient
+                weights = [torch.zeros_like(p) if p.grad is None else p.detach() for p in parameters]
+                change.add_(torch.stack(weights), alpha=decay)
             change *= allow * -lr
             torch._foreach_add_([p.detach() for p in parameters], list[Tensor](change.unbind()))
 
     def _suits_kernels(self) -> bool:
-        """Whether the kernels can be used: float32 matrices on one CUDA device, none of them narrow."""
+        """Whether the kernels can be used: float32 matrices on one CUDA device, none of them narrow or frozen."""
         return (
             TRITON_WORKS
             and self.processes.size == 1
+            and all(p.grad is not None for _, parameters, _ in self.batches for p in parameters)
             and all(
                 momenta.is_cuda and momenta.dtype == torch.float32 and min(momenta.shape[1:]) >= muon.SMALLEST
                 for _, _, momenta in self.batches

@@ -213,6 +213,8 @@ class Trainer:
         factor = lr_factor(self.config, self.step, done) * segment / reading.segment
         batch = self.streams.next(segment, self.processes.rows(batch_size, self.config.accumulate))
         if self.config.unfreeze_every:
+            if self.work.sharded:
+                self.model.reshard()  # type: ignore[operator]  # else the flags of gathered weights would be set
             unfreeze(self.model, self.config.unfreeze_every, self.step, done)
         metrics = self._run_step(batch, segment, done, factor)
         self.processes.share_random_state()

@@ -110,10 +110,12 @@ def _touching(model: LanguageModel) -> Objective:
     all processes.
     """
     training_loss = model.training_loss
+    layers = {id(layer) for layer in getattr(model, "layers", ())}
+    inner = tuple(f"{name}." for name, module in model.named_modules() if id(module) in layers)
 
     def touching(*inputs: Any) -> Any:
         loss, state = training_loss(*inputs)
-        outside = [p for name, p in model.named_parameters() if not name.startswith("layers.")]
+        outside = [p for name, p in model.named_parameters() if p.requires_grad and not name.startswith(inner)]
         return loss + 0.0 * sum(p.flatten()[0] for p in outside), state
 
     return touching

@@ -22,7 +22,7 @@ class ScalarMix(nn.Module):
     def __init__(self, count: int) -> None:
         super().__init__()
         self.scores = nn.Parameter(torch.zeros(count))
-        self.gamma = nn.Parameter(torch.ones(()))
+        self.gamma = nn.Parameter(torch.ones(1))  # a vector, because scalars cannot be sharded
 
     def forward(self, hidden: Sequence[Float[Tensor, "B T D"]]) -> Float[Tensor, "B T D"]:
         weights = self.scores.softmax(0)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -17,16 +18,19 @@ import longspan
 from longspan.checkpoints.model_folder import Loaded, load_model
 from longspan.errors import ConfigError, DataError, DataWarning
 from longspan.models.families import create
+from longspan.nn.dropout import HashedDropout, LockedDropout
 from longspan.training import utilisation
 from longspan.training.depth import depths, rate_factors, unfreeze
-from longspan.training.dropout import lock_dropout
+from longspan.training.dropout import hash_dropout, lock_dropout
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer
+from longspan.training.observers.average_trigger import AverageTrigger
 from longspan.training.optimizers import Optimizer, hidden_matrices
 from longspan.training.processes import ALONE, Processes
 from longspan.training.recipe import TrainingConfig
 from longspan.training.schedules import lr_factor
 from longspan.transfer.batches import ExampleBatches, by_length, rounded
+from longspan.transfer.checks import check_settings
 from longspan.transfer.finetune import finetune, finetune_once, resolve, watchers
 from longspan.transfer.formats import Sequences
 from longspan.transfer.model import TaskConfig, TaskModel
@@ -176,6 +180,75 @@ def test_activations_of_a_wrapped_model_are_recomputed(base: Path, folder: Path)
     assert all("forward" in vars(layer) for layer in trainer.model.layers)  # type: ignore[operator]
 
 
+def test_frozen_weights_do_not_change(base: Path, folder: Path) -> None:
+    """By weight decay of Muon either. Their dropout is off, also if it is replaced."""
+    loaded, data = load_model(base), open_task(folder)
+    settings = ("training.optimizer=muon", "training.weight_decay=0.5", "training.locked_dropout=true")
+    for freezing in ("model.frozen=true", "training.unfreeze_every=100"):
+        trainer, _ = train(loaded, data, "cpu", freezing, *settings, "model.base.dropout=0.5")
+        assert isinstance(trainer.model, TaskModel)
+        torch.manual_seed(1)
+        first = create(trainer.model.config.base_family, trainer.model.config.base_config)
+        for name, weight in first.named_parameters():
+            assert torch.equal(weight, trainer.model.base.get_parameter(name)), (freezing, name)
+        hash_dropout(trainer.model)
+        dropouts = [one for one in trainer.model.base.modules() if isinstance(one, LockedDropout | HashedDropout)]
+        assert dropouts
+        assert {one.training for one in dropouts} == {freezing != "model.frozen=true"}
+
+
+def test_the_average_trigger_sees_validations(base: Path, folder: Path, tmp_path: Path) -> None:
+    loaded, data = load_model(base), open_task(folder)
+    settings = ["training.steps=9", "training.averaging=asgd", "training.average_patience=1"]
+    made = resolve(loaded, data, overrides=settings)
+    assert [one for one in watchers(made, data, tmp_path, ALONE) if isinstance(one, AverageTrigger)]
+
+
+@pytest.mark.parametrize("patience", [0, 3])
+def test_other_dev_rows_after_a_resume_are_noticed(patience: int, base: Path, folder: Path, tmp_path: Path) -> None:
+    task, out = tmp_path / "moods", tmp_path / "run"
+    shutil.copytree(folder, task)
+    sets = ["training.batch=6", "training.validate_every=1", f"training.patience={patience}"]
+    write(task / "dev.jsonl", sentences(8, seed=4))
+    finetune(base, task, out, overrides=[*sets, "training.steps=2"], device="cpu")
+    write(task / "dev.jsonl", sentences(8, seed=5))
+    more = [*sets, "training.steps=3"]
+    noticed = (
+        pytest.raises(DataError, match="dev rows of moods") if patience else pytest.warns(match="dev rows of moods")
+    )
+    with noticed:
+        finetune(base, task, out, overrides=more, resume="auto", device="cpu")
+
+
+def test_the_steps_of_a_recipe_of_the_user(base: Path, folder: Path, tmp_path: Path) -> None:
+    """Those of our own recipes stand for three epochs."""
+    loaded, data, own = load_model(base), open_task(folder), tmp_path / "own.toml"
+    own.write_text('[model]\nfamily = "task"\n[training]\nsteps = 4\nbatch = 8\n')
+    length = -(-len(data.train) // 8)
+    assert resolve(loaded, data, own).training.steps == 4
+    assert resolve(loaded, data, own, epochs=1).training.steps == length
+    assert resolve(loaded, data, overrides=["training.batch=8"]).training.steps == 3 * length
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "named"),
+    [
+        ("transformer-xl", ["model.frozen=true", "training.weight_dropout=0.1"], "training.weight_dropout=0.1"),
+        ("transformer-xl", ["training.validate_tokens=9"], "training.validate_tokens"),
+        ("transformer-xl", ["evaluation.streams=2"], "evaluation.streams"),
+        ("transformer-xl", ["training.batch=[[0,8]]"], "training.batch=[[0, 8]]"),
+        ("gpt", ["training.segment=16", "evaluation.segment=64"], "training.segment=16"),
+        ("gpt", ["training.segment=[[0,16],[3,64]]"], "training.segment=16"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(
+    family: str, settings: list[str], named: str, folder: Path, tmp_path: Path
+) -> None:
+    base = small(family, tmp_path / "base")
+    with pytest.raises(ConfigError, match=re.escape(named)):
+        check_settings(resolve(base, open_task(folder), overrides=settings))
+
+
 def test_short_runs_are_not_compiled(base: Path, folder: Path) -> None:
     loaded, data = load_model(base), open_task(folder)
     settings = [resolve(loaded, data, overrides=[f"training.steps={n}"]).training.compile for n in (499, 500)]
@@ -187,6 +260,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     "classes": ("model.lm_weight=0.5",),
     "tags": (),
     "crf": ("model.crf=4",),
+    "mix": ("model.features=mix", "training.unfreeze_every=1", "training.accumulate=2"),
+    "clusters": (),
 }
 
 
@@ -198,6 +273,8 @@ def test_runs_do_not_depend_on_the_number_of_processes(base: Path, folder: Path,
     write(tmp_path / "tagged" / "dev.jsonl", tagged[:4])
     write(tmp_path / "tagged" / "test.jsonl", tagged[:4])
     few = ["training.steps=2", "training.batch=4", "training.lr=8e-3", "model.dropout=0.5", "model.base.dropout=0.2"]
+    shape: dict[str, Any] = {"layers": 2, "width": 24, "heads": 2, "cutoffs": [64, 128]}
+    longspan.init("transformer-xl", device="cpu", **shape).save(tmp_path / "clusters")
 
     def tune(processes: Processes) -> None:
         def counted(out: Path, data: TaskData, device: torch.device | str) -> dict[str, Any]:
@@ -207,12 +284,15 @@ def test_runs_do_not_depend_on_the_number_of_processes(base: Path, folder: Path,
 
         sys.modules[finetune.__module__].write_result = counted  # type: ignore[attr-defined]  # in a child process
         for name, settings in PARTS.items():
-            task = folder if name == "classes" else tmp_path / "tagged"
-            out = tmp_path / str(processes.size) / name
-            finetune(base, task, out, overrides=[*few, *settings], device="cpu")
+            task, out = (
+                tmp_path / "tagged" if name in ("tags", "crf") else folder,
+                tmp_path / str(processes.size) / name,
+            )
+            own = tmp_path / "clusters" if name == "clusters" else base
+            finetune(own, task, out, overrides=[*few, *settings], device="cpu")
             if processes.size > 1:
                 sharded = tmp_path / "sharded" / name
-                finetune(base, task, sharded, overrides=[*few, *settings, "training.parallel=fsdp"], device="cpu")
+                finetune(own, task, sharded, overrides=[*few, *settings, "training.parallel=fsdp"], device="cpu")
 
     assert on_processes(0, tune) == [0]
     assert on_processes(2, tune) == [0, 0]

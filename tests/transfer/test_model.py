@@ -104,7 +104,7 @@ def loss(model: TaskModel, examples: list[Example]) -> torch.Tensor:
 
 def alone(model: TaskModel, text: str) -> torch.Tensor:
     tokens = torch.tensor([list(text.encode())])
-    return model.scores(tokens, torch.ones_like(tokens, dtype=torch.bool))[0][0].float()
+    return model.scores(tokens, torch.ones_like(tokens, dtype=torch.bool))[0][0]
 
 
 def test_the_loss_of_classes() -> None:
@@ -118,12 +118,12 @@ def test_the_loss_of_a_similarity_sums_both_orders() -> None:
     values: dict[str, Any] = {"kind": "similarity", "labels": (), "low": 1.0, "high": 5.0}
     model = make("transformer-xl", texts=("text_a", "text_b"), **values)
     found = loss(model, [Example(("one", "three"), 4.0)])
-    bias = model.classifier[-1].bias.float()
+    bias = model.classifier[-1].bias
     predicted = alone_pool(model, "one\nthree\n") + alone_pool(model, "three\none\n") - bias
     torch.testing.assert_close(found, ((predicted - 0.75) ** 2).mean())
     paraphrase = make("transformer-xl", texts=("text_a", "text_b"), kind="pair", symmetric=True, labels=("0", "1"))
     found = loss(paraphrase, [Example(("one", "three"), "1")])
-    bias = paraphrase.classifier[-1].bias.float()
+    bias = paraphrase.classifier[-1].bias
     scores = alone_pool(paraphrase, "one\nthree\n") + alone_pool(paraphrase, "three\none\n") - bias
     torch.testing.assert_close(found, F.cross_entropy(scores[None], torch.tensor([1])))
     single = make("transformer-xl", texts=("text",), **values)
@@ -134,7 +134,7 @@ def test_the_loss_of_a_similarity_sums_both_orders() -> None:
 
 def alone_pool(model: TaskModel, text: str) -> torch.Tensor:
     tokens = torch.tensor([list(text.encode())])
-    return read(model, tokens, list(range(8, tokens.shape[1], 8)))[0].float()
+    return read(model, tokens, list(range(8, tokens.shape[1], 8)))[0]
 
 
 def test_the_loss_of_a_choice_compares_the_choices() -> None:

@@ -95,7 +95,8 @@ def finetune(
             device=where.device,
         )
     except Interrupted as stopped:
-        print(stopped, file=sys.stderr)
+        if is_first():
+            print(stopped, file=sys.stderr)
         raise typer.Exit(128 + int(stopped.signal)) from None
     if not is_first():
         return

@@ -13,7 +13,7 @@ from longspan.nn.model_config import require
 from longspan.tokenizers import Tokenizer
 from longspan.training.folder import check_folder
 from longspan.training.launch import launched
-from longspan.training.recipe import Recipe, as_steps, load_recipe
+from longspan.training.recipe import Recipe, load_recipe
 from longspan.training.resume import RECIPE, check_same
 from longspan.transfer.encoded import encode_texts
 from longspan.transfer.formats import Sequences, as_bytes
@@ -25,7 +25,8 @@ from longspan.transfer.tasks.task import Kind
 def check_settings(recipe: Recipe) -> None:
     """Refuse settings of the classifier and of training that exclude each other, or that this model cannot use."""
     model, training = recipe.model, recipe.training
-    causal = outline(recipe.family, model).causal
+    shape = outline(recipe.family, model)
+    causal = shape.causal
     given = f"model.lm_weight={model.lm_weight}"
     require(
         not model.lm_weight or causal,
@@ -44,13 +45,31 @@ def check_settings(recipe: Recipe) -> None:
         f"model.hidden={model.hidden} has no effect on a tagger with model.crf={model.crf}; leave out one",
     )
     require(
-        len(as_steps(training.batch)) == 1,
-        f"training.batch={list(map(list, as_steps(training.batch)))} changes during the run, which a task "
-        "does not support; use one number",
+        not (model.frozen and training.weight_dropout),
+        f"training.weight_dropout={training.weight_dropout} drops what model.frozen=true freezes; leave out one",
     )
+    ignored = {
+        "training.segment_jitter": training.segment_jitter,
+        "training.validate_tokens": training.validate_tokens,
+        "evaluation.streams": recipe.evaluation.streams - 1,
+    }
+    for key, value in ignored.items():
+        require(not value, f"{key} has no effect on complete texts; leave it out")
+    check_segments(recipe, shape)
+
+
+def check_segments(recipe: Recipe, shape: LanguageModel) -> None:
+    """Refuse training segments that are shorter than the texts of a model without memory: it would read each segment of
+    a text on its own."""
+    later = recipe.evaluation_reading()
+    if shape.has_memory(later):
+        return
+    longest = min(later.segment, recipe.model.longest or later.segment)
+    shortest = min(reading.segment for _, reading in recipe.reading_schedule())
     require(
-        not training.segment_jitter,
-        f"training.segment_jitter={training.segment_jitter} has no effect on complete texts; leave it out",
+        shortest >= longest,
+        f"training.segment={shortest} is shorter than the {longest} tokens of a text, which {recipe.model.base_family} "
+        f"reads at once; use at least {longest}, or set evaluation.segment or model.longest to {shortest}",
     )
 
 

@@ -9,6 +9,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, ClassVar
@@ -29,21 +30,23 @@ from longspan.training import run
 from longspan.training.launch import is_first, launched
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer, Validation
+from longspan.training.observers.average_trigger import AverageTrigger
 from longspan.training.observers.checkpoints import Checkpoints
 from longspan.training.observers.early_stop import EarlyStop
 from longspan.training.observers.metrics import Metrics
 from longspan.training.observers.progress import Progress
 from longspan.training.observers.tensorboard import TensorBoard
+from longspan.training.observers.validation import ValidationText
 from longspan.training.processes import Processes, own_device
-from longspan.training.recipe import SETTINGS, Recipe, build_recipe, find_recipe, value_at
-from longspan.training.resume import RECIPE
+from longspan.training.recipe import SETTINGS, Recipe, build_recipe, find_recipe, recipe_folders, value_at
+from longspan.training.resume import RECIPE, validation_decides
 from longspan.transfer.batches import ExampleBatches
 from longspan.transfer.checks import check_labels, check_run, check_settings, check_tokens, with_words
 from longspan.transfer.formats import Sequences
 from longspan.transfer.model import TaskModel
 from longspan.transfer.predict import Predictor, make_format
 from longspan.transfer.results import RESULT, RemoveResult, read_result, write_result
-from longspan.transfer.tasks import Example, TaskData, open_task
+from longspan.transfer.tasks import TaskData, open_task
 
 EPOCHS = 3.0
 FOLLOW = {"family", "base_family", "vocabulary", "task", "kind", "labels", "metrics", "texts", "symmetric"}
@@ -70,9 +73,11 @@ class TaskValidation(Validation):
 class ValidateTask(Observer):
     """Computes the dev metrics every few steps and at the end."""
 
-    def __init__(self, examples: Sequence[Example], every: int) -> None:
-        self.examples, self.every = examples, every
+    def __init__(self, data: TaskData, every: int, *, decides: bool) -> None:
+        self.examples, self.every = data.dev, every
         self.encoded: list[Sequences] | None = None
+        digest = sha256(repr([(example.texts, example.label) for example in data.dev]).encode()).hexdigest()
+        self.text = ValidationText(f"dev rows of {data.task.name}", digest, decides)
 
     def after_step(self, trainer: Trainer) -> None:
         if trainer.finished or (self.every and trainer.step % self.every == 0):
@@ -85,6 +90,12 @@ class ValidateTask(Observer):
             found = trainer.processes.share(found)
             first = next(iter(found.values()))
             trainer.announce(TaskValidation(trainer.step, len(self.examples), 1.0 - first, metrics=found))
+
+    def facts(self) -> dict[str, Any]:
+        return self.text.facts()
+
+    def restore(self, facts: dict[str, Any]) -> None:
+        self.text.check(facts)
 
 
 @dataclass(frozen=True)
@@ -226,7 +237,10 @@ def resolve(
         )
     if "init_from" in changes.get("training", {}):
         raise ConfigError("training.init_from is the model that is fine-tuned; name it as the first argument")
-    training = with_length(given.get("training", {}), set(changes.get("training", {})), data, epochs)
+    named = set(changes.get("training", {}))
+    if epochs is None and find_recipe(recipe).parent not in recipe_folders():
+        named |= {"steps"} & set(given.get("training", {}))  # steps of our recipes only stand for three epochs
+    training = with_length(given.get("training", {}), named, data, epochs)
     reading = {k: v for k, v in reading_of(base.model).items() if k in ("segment", *SETTINGS) and k != "pointer"}
     corpus = str(Path(task).resolve()) if Path(task).is_dir() else data.task.name
     values: dict[str, Any] = {**given, "data": {"corpus": corpus}}
@@ -245,17 +259,17 @@ def resolve(
     return dataclasses.replace(made, training=dataclasses.replace(made.training, **chosen))
 
 
-def with_length(
-    training: Mapping[str, Any], overridden: set[str], data: TaskData, epochs: float | None
-) -> dict[str, Any]:
-    """The training table with the steps of so many epochs, unless an override sets them, and with intervals of
+def with_length(training: Mapping[str, Any], named: set[str], data: TaskData, epochs: float | None) -> dict[str, Any]:
+    """The training table with the steps of so many epochs, unless the user has `named` them, and with intervals of
     validation and saving that follow from the steps. Tokens and seconds can end a run earlier."""
     if epochs is not None and not 0 < epochs < math.inf:  # NaN included
         raise ConfigError(f"epochs={epochs} must be above 0, and finite")
-    if epochs is not None and "steps" in overridden:
+    if epochs is not None and "steps" in named:
         raise ConfigError(f"epochs={epochs} and training.steps both set the length of the run; use only one of them")
     values, batch = dict(training), training.get("batch", 16)
-    if isinstance(batch, int) and batch > 0 and "steps" not in overridden:
+    if isinstance(batch, list):
+        raise ConfigError(f"training.batch={batch} is a schedule, which a task does not support; use one number")
+    if isinstance(batch, int) and batch > 0 and "steps" not in named:
         values["steps"] = max(1, round((epochs or EPOCHS) * -(-len(data.train) // batch)))
     steps = values.get("steps")
     if isinstance(steps, int):
@@ -352,7 +366,9 @@ def watchers(recipe: Recipe, data: TaskData, out: Path, processes: Processes) ->
         sizes = counted(len(data.train), "training example"), counted(len(data.dev), "dev example")
         about = f"{data.task.name}: {', '.join(sizes)}{held}"
         observers += [Metrics(out), TensorBoard(out), Progress([about], in_bits=False), RemoveResult(out)]
-    observers.append(ValidateTask(data.dev, training.validate_every))
+    observers.append(ValidateTask(data, training.validate_every, decides=validation_decides(recipe)))
+    if training.average_patience:
+        observers.append(AverageTrigger(training.average_patience, training.validate_every))
     if training.patience:
         observers.append(EarlyStop(training.patience))
     return [*observers, Checkpoints(out, training.save_every, training.keep)]

@@ -23,6 +23,7 @@ from longspan.errors import ConfigError
 from longspan.hints import Hints
 from longspan.models.families import create, family
 from longspan.nn.model_config import require
+from longspan.nn.precision import wide
 from longspan.nn.whole_batch import mean_of_marked
 from longspan.reading import Reading
 from longspan.shapes import Bool, Float, Int, Tensor
@@ -331,7 +332,7 @@ class TaskModel(LanguageModel):
         documents = tokens.view(batch * rows, -1)
         padding = torch.zeros_like(documents, dtype=torch.bool) if starts is None else starts.view_as(documents)
         found, lm = self.scores(documents, padding.cumsum(1) == 0, state.reading, rows)
-        loss = self.loss(found.float(), targets.view(batch, rows, -1)[:, 0])
+        loss = self.loss(found.to(wide(found.dtype)), targets.view(batch, rows, -1)[:, 0])
         return loss + self.config.lm_weight * lm, state
 
     def choose_tags(self, scores: Float[Tensor, "N T _"], marks: Sequence[Int[Tensor, "_"]]) -> list[list[int]]:

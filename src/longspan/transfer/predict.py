@@ -147,9 +147,8 @@ def load_predictor(path: str | Path, *, device: torch.device | str = "cpu", **se
     """The fine-tuned model in the folder of a run or a model."""
     if runs := sorted(Path(path).glob("seed-*/best")):
         others = "".join(f" --with {run.parent}" for run in runs[1:])
-        raise ConfigError(
-            f"{path} has one run per seed; use {runs[0].parent}, or all of them: {runs[0].parent}{others}"
-        )
+        joined = f", or the mean of their probabilities of classes: {runs[0].parent}{others}" if others else ""
+        raise ConfigError(f"{path} has one run per seed; use {runs[0].parent}{joined}")
     loaded = load_model(Path(path), overrides=settings, device=device)
     if not isinstance(loaded.model, TaskModel):
         raise ConfigError(

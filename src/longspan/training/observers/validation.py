@@ -1,6 +1,7 @@
 """Scores held-out text every few steps and at the end."""
 
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,17 +18,40 @@ from longspan.training.observer import Observer, ResumeWarning, Validation
 PIECES = 16
 
 
+@dataclass(frozen=True)
+class ValidationText:
+    """What validations of a run are computed on. If a score `decides` about training (patience, the average trigger), a
+    resume needs the same text."""
+
+    name: str
+    fingerprint: str
+    decides: bool
+
+    def facts(self) -> dict[str, Any]:
+        return {"fingerprint": self.fingerprint}
+
+    def check(self, facts: dict[str, Any]) -> None:
+        """Refuse or report another text than that of these facts."""
+        before = str(facts.get("fingerprint", self.fingerprint))
+        if before == self.fingerprint:
+            return
+        changed = f"the {self.name} changed after the checkpoint ({self.fingerprint[:12]}, before {before[:12]})"
+        if self.decides:
+            raise DataError(f"{changed}, and its scores influence training; restore the old text, or start a new run")
+        effect = "best/ is replaced only by a score better than its score on the old text"
+        warnings.warn(f"{changed}; {effect}", ResumeWarning, stacklevel=2)
+
+
 class Validate(Observer):
     """Scores with the recipe's evaluation settings, on at least as many streams as training has rows. A model that does
     not predict the next token is scored by its training loss.
 
-    `tokens` limits it to a sample of evenly spaced pieces, because the beginning of a text may not be typical. If the
-    score `decides` about training (patience, the average trigger), a resume needs the same text.
+    `tokens` limits it to a sample of evenly spaced pieces, because the beginning of a text may not be typical.
     """
 
     def __init__(self, text: Encoded, every: int, tokens: int | None = None, *, decides: bool = False) -> None:
-        self.every, self.decides = every, decides
-        self.name, self.fingerprint = text.name, text.fingerprint
+        self.every = every
+        self.source = ValidationText(f"valid split of {text.name}", text.fingerprint, decides)
         self.tokens_per_byte = None if text.tokenizer.unit == "byte" else len(text) / text.bytes
         self.text = sample(text, tokens)
 
@@ -61,20 +85,10 @@ class Validate(Observer):
         )
 
     def facts(self) -> dict[str, Any]:
-        return {"fingerprint": self.fingerprint}
+        return self.source.facts()
 
     def restore(self, facts: dict[str, Any]) -> None:
-        before = str(facts.get("fingerprint", self.fingerprint))
-        if before == self.fingerprint:
-            return
-        changed = (
-            f"the valid split of {self.name} has changed since the checkpoint (fingerprint {self.fingerprint[:12]}, "
-            f"before {before[:12]})"
-        )
-        if self.decides:
-            raise DataError(f"{changed}, and its scores influence training; restore the old text, or start a new run")
-        effect = "best/ is replaced only by a score better than its score on the old text"
-        warnings.warn(f"{changed}; {effect}", ResumeWarning, stacklevel=2)
+        self.source.check(facts)
 
 
 @torch.no_grad()

@@ -156,6 +156,12 @@ KINDS: dict[str, list[dict[str, Any]]] = {
 }
 
 
+def test_the_results_that_the_plan_names_can_be_merged(scripts: SimpleNamespace) -> None:
+    files = sorted((SCRIPTS / "results").glob("*-transfer-*.json"))
+    entries = scripts.tables.merge(files)["entries"]
+    assert {"gpt", "bert", "xlnet", "transformer-xl", "longspan-xl"} <= {entry["row"] for entry in entries}
+
+
 def test_complete_jobs_of_other_machines_are_not_run_again(
     scripts: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

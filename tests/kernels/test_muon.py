@@ -53,6 +53,20 @@ def test_interpreted_kernels_equal_the_plain_code() -> None:
 
 
 @interpreted
+def test_weights_without_a_gradient_do_not_change() -> None:
+    plain, fused = pair([(6, 12), (12, 6), (6, 12)], "cpu")
+    give_gradients(plain, fused)
+    for optimizer in (plain, fused):
+        frozen = weights(optimizer)[2]
+        before, frozen.grad = frozen.detach().clone(), None
+        optimizer.step()
+        assert torch.equal(frozen.detach(), before)
+        del optimizer.state[frozen]["momentum"]
+        optimizer.param_groups[0]["params"].pop()
+    assert distance(plain, fused) < 1e-6
+
+
+@interpreted
 @pytest.mark.filterwarnings("ignore:.*encountered in")  # products of buffers that nothing was written to
 def test_a_blocked_step_changes_nothing() -> None:
     _, fused = pair([(6, 12), (12, 6)], "cpu")

@@ -95,18 +95,17 @@ class Muon(torch.optim.Optimizer):
             momenta.lerp_(gradients, allow * (1 - momentum))
             change = self._orthogonalise(gradients.lerp_(momenta, momentum), rows)
             change *= max(1.0, rows / change.shape[2]) ** 0.5
-            if decay:  # not of frozen weights, which have no gradient
-                weights = [torch.zeros_like(p) if p.grad is None else p.detach() for p in parameters]
+            weights = _without_frozen(parameters)
+            if decay:
                 change.add_(torch.stack(weights), alpha=decay)
             change *= allow * -lr
-            torch._foreach_add_([p.detach() for p in parameters], list[Tensor](change.unbind()))
+            torch._foreach_add_(weights, list[Tensor](change.unbind()))
 
     def _suits_kernels(self) -> bool:
-        """Whether the kernels can be used: float32 matrices on one CUDA device, none of them narrow or frozen."""
+        """Whether the kernels can be used: float32 matrices on one CUDA device, none of them narrow."""
         return (
             TRITON_WORKS
             and self.processes.size == 1
-            and all(p.grad is not None for _, parameters, _ in self.batches for p in parameters)
             and all(
                 momenta.is_cuda and momenta.dtype == torch.float32 and min(momenta.shape[1:]) >= muon.SMALLEST
                 for _, _, momenta in self.batches
@@ -114,12 +113,12 @@ class Muon(torch.optim.Optimizer):
         )
 
     def _fused_step(self, lr: float | Tensor, momentum: float, decay: float) -> None:
-        """The same step by the kernels of kernels/muon. A missing gradient counts as zero."""
+        """The same step by the kernels of kernels/muon."""
         like = self.batches[0][2]
         batches = []
         for _, parameters, momenta in self.batches:
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad.contiguous() for p in parameters]
-            batches.append(muon.Batch([p.detach() for p in parameters], gradients, momenta))
+            batches.append(muon.Batch(_without_frozen(parameters), gradients, momenta))
         muon.step(
             batches,
             lr=lr.float() if isinstance(lr, Tensor) else like.new_full((), lr),  # a copy could not be captured
@@ -152,6 +151,11 @@ class Muon(torch.optim.Optimizer):
         found = torch.empty_like(padded)
         dist.all_to_all_single(found.view(-1), leaving, input_split_sizes=sizes)
         return found[:count]
+
+
+def _without_frozen(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    """The weights to update in place, with new tensors for frozen ones, which have no gradient and must not change."""
+    return [torch.zeros_like(p) if p.grad is None else p.detach() for p in parameters]
 
 
 TOKENS, CLASSES = ("embedding", "head"), ("next_sentence", "classifier")

@@ -86,9 +86,9 @@ class Trainer:
         self.average = Average(model, self.config) if self.config.averaging != "none" else None
         objective = Objective(model, self.config)
         wanted = device.type == "cuda" if self.config.compile is None else self.config.compile
-        wanted = wanted and (model.hints.compile or model.hints.compile_layers)
+        wanted = wanted and (model.hints.compile or model.hints.compile_layers) and not self.config.unfreeze_every
         # With jitter every length would be compiled.
-        wanted = wanted and not self.config.unfreeze_every and not self.config.segment_jitter
+        wanted = wanted and not self.config.segment_jitter
         if wanted and device.type == "cuda":
             hash_dropout(model)
         compiled: Any = objective

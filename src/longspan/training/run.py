@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import shlex
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +52,7 @@ from longspan.training.observers.trackers import check_trackers, make_tracker
 from longspan.training.observers.validation import Validate
 from longspan.training.preflight import preflight
 from longspan.training.processes import ALONE, Processes, joined, own_device
-from longspan.training.recipe import DataConfig, Recipe, load_recipe, value_at
+from longspan.training.recipe import DataConfig, Recipe, TrainingConfig, load_recipe, value_at
 from longspan.training.resume import check_same, check_start, find_start, validation_decides
 
 RECIPE = snapshot.RECIPE
@@ -325,8 +325,7 @@ def _fix(recipe: Recipe, out: Path) -> str:
 def default_observers(
     recipe: Recipe, out: Path, text: Encoded, processes: Processes = ALONE, track: Sequence[str] = ()
 ) -> list[Observer]:
-    """The observers of a recipe in call order. Checkpoints come last, because they save the others' facts. Only the
-    first process prints and writes metrics."""
+    """The observers of a recipe in call order. Only the first process prints and writes metrics."""
     training = recipe.training
     observers: list[Observer] = []
 
@@ -345,11 +344,16 @@ def default_observers(
             )
         decides = validation_decides(recipe)
         observers.append(Validate(held_out, training.validate_every, training.validate_tokens, decides=decides))
+    return [*observers, *last_observers(training, out)]
+
+
+def last_observers(training: TrainingConfig, out: Path) -> Iterator[Observer]:
+    """Those that act on validations, and the checkpoints, which come last because they save the others' facts."""
     if training.patience:
-        observers.append(EarlyStop(training.patience))
+        yield EarlyStop(training.patience)
     if training.average_patience:
-        observers.append(AverageTrigger(training.average_patience, training.validate_every))
-    return [*observers, Checkpoints(out, training.save_every, training.keep)]
+        yield AverageTrigger(training.average_patience, training.validate_every)
+    yield Checkpoints(out, training.save_every, training.keep)
 
 
 def check_outside_data(out: Path, data: DataConfig) -> None:

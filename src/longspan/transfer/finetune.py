@@ -9,7 +9,6 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, ClassVar
@@ -30,9 +29,6 @@ from longspan.training import run
 from longspan.training.launch import is_first, launched
 from longspan.training.loop import Trainer
 from longspan.training.observer import Observer, Validation
-from longspan.training.observers.average_trigger import AverageTrigger
-from longspan.training.observers.checkpoints import Checkpoints
-from longspan.training.observers.early_stop import EarlyStop
 from longspan.training.observers.metrics import Metrics
 from longspan.training.observers.progress import Progress
 from longspan.training.observers.tensorboard import TensorBoard
@@ -76,8 +72,7 @@ class ValidateTask(Observer):
     def __init__(self, data: TaskData, every: int, *, decides: bool) -> None:
         self.examples, self.every = data.dev, every
         self.encoded: list[Sequences] | None = None
-        digest = sha256(repr([(example.texts, example.label) for example in data.dev]).encode()).hexdigest()
-        self.text = ValidationText(f"dev rows of {data.task.name}", digest, decides)
+        self.text = ValidationText(f"dev rows of {data.task.name}", data.dev_fingerprint, decides)
 
     def after_step(self, trainer: Trainer) -> None:
         if trainer.finished or (self.every and trainer.step % self.every == 0):
@@ -367,11 +362,7 @@ def watchers(recipe: Recipe, data: TaskData, out: Path, processes: Processes) ->
         about = f"{data.task.name}: {', '.join(sizes)}{held}"
         observers += [Metrics(out), TensorBoard(out), Progress([about], in_bits=False), RemoveResult(out)]
     observers.append(ValidateTask(data, training.validate_every, decides=validation_decides(recipe)))
-    if training.average_patience:
-        observers.append(AverageTrigger(training.average_patience, training.validate_every))
-    if training.patience:
-        observers.append(EarlyStop(training.patience))
-    return [*observers, Checkpoints(out, training.save_every, training.keep)]
+    return [*observers, *run.last_observers(training, out)]
 
 
 def load_base(model: TaskModel, path: str) -> None:

@@ -123,8 +123,16 @@ class TaskData:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the task and of its training examples: a run is resumed on the same ones only."""
+        return self._digest(self.train)
+
+    @cached_property
+    def dev_fingerprint(self) -> str:
+        """The same of the dev examples, whose scores a run compares."""
+        return self._digest(self.dev)
+
+    def _digest(self, examples: Sequence[Example]) -> str:
         digest = hashlib.sha256(json.dumps(config.plain(self.task), sort_keys=True).encode())
-        for example in self.train:
+        for example in examples:
             digest.update(json.dumps([example.texts, example.label]).encode())
         return digest.hexdigest()
 

@@ -23,7 +23,7 @@ from longspan.training import utilisation
 from longspan.training.depth import depths, rate_factors, unfreeze
 from longspan.training.dropout import hash_dropout, lock_dropout
 from longspan.training.loop import Trainer
-from longspan.training.observer import Observer
+from longspan.training.observer import Observer, ResumeWarning
 from longspan.training.observers.average_trigger import AverageTrigger
 from longspan.training.optimizers import Optimizer, hidden_matrices
 from longspan.training.processes import ALONE, Processes
@@ -212,12 +212,9 @@ def test_other_dev_rows_after_a_resume_are_noticed(patience: int, base: Path, fo
     write(task / "dev.jsonl", sentences(8, seed=4))
     finetune(base, task, out, overrides=[*sets, "training.steps=2"], device="cpu")
     write(task / "dev.jsonl", sentences(8, seed=5))
-    more = [*sets, "training.steps=3"]
-    noticed = (
-        pytest.raises(DataError, match="dev rows of moods") if patience else pytest.warns(match="dev rows of moods")
-    )
-    with noticed:
-        finetune(base, task, out, overrides=more, resume="auto", device="cpu")
+    named = "dev rows of moods"
+    with pytest.raises(DataError, match=named) if patience else pytest.warns(ResumeWarning, match=named):
+        finetune(base, task, out, overrides=[*sets, "training.steps=3"], resume="auto", device="cpu")
 
 
 def test_the_steps_of_a_recipe_of_the_user(base: Path, folder: Path, tmp_path: Path) -> None:
@@ -234,8 +231,8 @@ def test_the_steps_of_a_recipe_of_the_user(base: Path, folder: Path, tmp_path: P
     ("family", "settings", "named"),
     [
         ("transformer-xl", ["model.frozen=true", "training.weight_dropout=0.1"], "training.weight_dropout=0.1"),
-        ("transformer-xl", ["training.validate_tokens=9"], "training.validate_tokens"),
-        ("transformer-xl", ["evaluation.streams=2"], "evaluation.streams"),
+        ("transformer-xl", ["training.validate_tokens=9"], "training.validate_tokens=9"),
+        ("transformer-xl", ["evaluation.streams=2"], "evaluation.streams=2"),
         ("transformer-xl", ["training.batch=[[0,8]]"], "training.batch=[[0, 8]]"),
         ("gpt", ["training.segment=16", "evaluation.segment=64"], "training.segment=16"),
         ("gpt", ["training.segment=[[0,16],[3,64]]"], "training.segment=16"),
@@ -284,11 +281,9 @@ def test_runs_do_not_depend_on_the_number_of_processes(base: Path, folder: Path,
 
         sys.modules[finetune.__module__].write_result = counted  # type: ignore[attr-defined]  # in a child process
         for name, settings in PARTS.items():
-            task, out = (
-                tmp_path / "tagged" if name in ("tags", "crf") else folder,
-                tmp_path / str(processes.size) / name,
-            )
+            task = tmp_path / "tagged" if name in ("tags", "crf") else folder
             own = tmp_path / "clusters" if name == "clusters" else base
+            out = tmp_path / str(processes.size) / name
             finetune(own, task, out, overrides=[*few, *settings], device="cpu")
             if processes.size > 1:
                 sharded = tmp_path / "sharded" / name

@@ -26,10 +26,9 @@ def check_settings(recipe: Recipe) -> None:
     """Refuse settings of the classifier and of training that exclude each other, or that this model cannot use."""
     model, training = recipe.model, recipe.training
     shape = outline(recipe.family, model)
-    causal = shape.causal
     given = f"model.lm_weight={model.lm_weight}"
     require(
-        not model.lm_weight or causal,
+        not model.lm_weight or shape.causal,
         f"{given} needs a left-to-right language model, but {model.base_family} is not one; leave it out",
     )
     require(
@@ -48,13 +47,12 @@ def check_settings(recipe: Recipe) -> None:
         not (model.frozen and training.weight_dropout),
         f"training.weight_dropout={training.weight_dropout} drops what model.frozen=true freezes; leave out one",
     )
-    ignored = {
-        "training.segment_jitter": training.segment_jitter,
-        "training.validate_tokens": training.validate_tokens,
-        "evaluation.streams": recipe.evaluation.streams - 1,
-    }
-    for key, value in ignored.items():
-        require(not value, f"{key} has no effect on complete texts; leave it out")
+    for key, value, default in (
+        ("training.segment_jitter", training.segment_jitter, 0.0),
+        ("training.validate_tokens", training.validate_tokens, None),
+        ("evaluation.streams", recipe.evaluation.streams, 1),
+    ):
+        require(value == default, f"{key}={value} has no effect on complete texts; leave it out")
     check_segments(recipe, shape)
 
 

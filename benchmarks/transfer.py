@@ -267,7 +267,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tasks", default=",".join(MUST), help="comma-separated; `other` stands for the small tasks")
     parser.add_argument("--scratch", default="", metavar="TASKS", help="tasks with a control of new weights")
     parser.add_argument("--rates", type=Path, metavar="FILE", help="results.json of the group rates")
-    parser.add_argument("--have", type=Path, nargs="+", default=[], metavar="FILE", help="results.json with other jobs")
+    parser.add_argument(
+        "--have", type=Path, nargs="+", default=[], metavar="FILE", help="results whose complete jobs are skipped"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=8, help="at a time")
     parser.add_argument("--limit", type=float, default=0.0, metavar="SECONDS", help="end before this time has passed")

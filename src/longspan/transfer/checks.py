@@ -45,7 +45,7 @@ def check_settings(recipe: Recipe) -> None:
     )
     require(
         not (model.frozen and training.weight_dropout),
-        f"training.weight_dropout={training.weight_dropout} drops what model.frozen=true freezes; leave out one",
+        f"training.weight_dropout={training.weight_dropout} drops frozen weights (model.frozen=true); leave out one",
     )
     for key, value, default in (
         ("training.segment_jitter", training.segment_jitter, 0.0),

@@ -147,7 +147,7 @@ def load_predictor(path: str | Path, *, device: torch.device | str = "cpu", **se
     """The fine-tuned model in the folder of a run or a model."""
     if runs := sorted(Path(path).glob("seed-*/best")):
         others = "".join(f" --with {run.parent}" for run in runs[1:])
-        joined = f", or the mean of their probabilities of classes: {runs[0].parent}{others}" if others else ""
+        joined = f", or average their class probabilities: {runs[0].parent}{others}" if others else ""
         raise ConfigError(f"{path} has one run per seed; use {runs[0].parent}{joined}")
     loaded = load_model(Path(path), overrides=settings, device=device)
     if not isinstance(loaded.model, TaskModel):

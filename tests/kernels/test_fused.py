@@ -78,6 +78,45 @@ def test_interpreted_kernels_equal_the_reference(
         assert_close_to_reference(tensors, 2e-6, window, first_key, discount=2.0)
 
 
+def assert_exact_for_large_scores(device: str, dtype: torch.dtype, L: int, M: int, D: int) -> None:
+    """Scores of thousands that differ by a few: if the backward pass rounds q + u differently from the forward pass, the
+    weights from which it computes the gradients of keys and values are off by factors."""
+    tensors = draw(1, 2, L, M, D, None, device, dtype)
+    for tensor, size, mean in zip(tensors, (1, 0.02, 1, 0.02, 20, 20), (50, 50, 0, 0, 0, 0), strict=True):
+        tensor.mul_(size).add_(mean)
+    ours, exact = ([tensor.clone().requires_grad_() for tensor in tensors] for _ in range(2))
+    out = fused.relative_attention(*ours)
+
+    query, key, value, distance, u, w = exact
+    none = torch.zeros_like(u).double()
+    terms = ((query + u[:, None], key, distance * 0), (query + w[:, None], key * 0, distance))
+    content, position = (reference.relative_scores(*(part.double() for part in term), none, none) for term in terms)
+    scores = ((content + position) / D**0.5).masked_fill(reference.distances(L, M + L, out.device) < 0, float("-inf"))
+    assert scores.max() > 10_000
+    wanted = scores.softmax(-1) @ value.double()
+
+    grad = torch.randn_like(out)
+    of_key, of_value = torch.autograd.grad(out, ours[1:3], grad)
+    assert_near(of_key, torch.autograd.grad(wanted, key, grad.double(), retain_graph=True)[0])
+    assert_near(of_value, torch.autograd.grad(wanted, value, grad.double())[0])
+
+
+def assert_near(got: torch.Tensor, want: torch.Tensor) -> None:
+    off = ((got.double() - want.double()).norm() / want.double().norm()).item()
+    assert off < 0.02, f"off by {off:.1e}"
+
+
+@interpreted
+def test_gradients_of_large_scores() -> None:
+    assert_exact_for_large_scores("cpu", torch.float16, 20, 12, 32)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("L", "M", "D"), [(70, 70, 64), (200, 300, 128)])
+def test_gradients_of_large_scores_on_a_gpu(L: int, M: int, D: int) -> None:
+    assert_exact_for_large_scores("cuda", torch.bfloat16, L, M, D)
+
+
 @interpreted
 def test_eager_calls_equal_the_custom_operation() -> None:
     """Compiled models use the operation; eager calls skip it. Both refuse a second derivative."""

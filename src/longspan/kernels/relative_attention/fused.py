@@ -168,9 +168,10 @@ def backward_pass(
     scale = D**-0.5
     sizes = (H, L, K - L, C, window, scale, LOG2E * scale, dropout, discount / (LOG2E * scale))
 
-    with_w, delta, u, w = query.new_empty(B, H, L, D), torch.empty_like(lse), u.contiguous(), w.contiguous()
+    with_u, with_w = (query.new_empty(B, H, L, D) for _ in range(2))
+    delta, u, w = torch.empty_like(lse), u.contiguous(), w.contiguous()
     prepare_kernel[(-(-L // 64), B * H)](
-        query, w, out, grad, with_w, delta,
+        query, u, w, out, grad, with_u, with_w, delta,
         *query.stride()[:3], *out.stride()[:3], *grad.stride()[:3],
         H, L, D=D, BD=padded(D), T=64,
     )  # fmt: skip
@@ -196,7 +197,7 @@ def backward_pass(
     blocks = -(-K // how.T)
     grad_u = query.new_empty(B, H, blocks, D, dtype=torch.float32)
     key_kernel[(blocks, B * H)](
-        u, w, *given, grad_key, grad_value, grad_u, *strides, *grad_key.stride()[:3], *grad_value.stride()[:3], *sizes,
+        with_u, *given, grad_key, grad_value, grad_u, *strides, *grad_key.stride()[:3], *grad_value.stride()[:3], *sizes,
         **shape_of(how, D, window, first_key, dropout, query.dtype), DISCOUNT=discount > 0.0,
     )  # fmt: skip
     if parts > 1:

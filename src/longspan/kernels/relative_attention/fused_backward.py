@@ -31,11 +31,11 @@ from longspan.kernels.relative_attention.stored_tiles import store_tile
 
 @triton.jit(do_not_specialize=["L"])
 def prepare_kernel(
-    query, w, out, grad, with_w, delta,
+    query, u, w, out, grad, with_u, with_w, delta,
     stride_qb, stride_qh, stride_ql, stride_ob, stride_oh, stride_ol, stride_gb, stride_gh, stride_gl,
     H, L, D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """q + w, and per query the sum of out * grad."""
+    """q + w, unless `with_u` is None also q + u, and per query the sum of out * grad."""
     bh = tl.program_id(1)
     b = (bh // H).to(tl.int64)
     h = bh % H
@@ -46,6 +46,9 @@ def prepare_kernel(
     to = (bh.to(tl.int64) * L + i[:, None]) * D + columns[None, :]
     bias = tl.load(w + h * D + columns, mask=columns < D, other=0.0)[None, :]
     tl.store(with_w + to, (q + bias).to(q.dtype), mask=here)
+    if with_u is not None:
+        bias = tl.load(u + h * D + columns, mask=columns < D, other=0.0)[None, :]
+        tl.store(with_u + to, (q + bias).to(q.dtype), mask=here)
     o = load_rows(out + b * stride_ob + h * stride_oh, i, stride_ol, L, D, BD).to(tl.float32)
     g = load_rows(grad + b * stride_gb + h * stride_gh, i, stride_gl, L, D, BD).to(tl.float32)
     tl.store(delta + bh * L + i, tl.sum(o * g, 1), mask=i < L)
@@ -218,29 +221,23 @@ def query_kernel(
 
 
 @triton.jit
-def bias_change(u, w, D: tl.constexpr, BD: tl.constexpr):
-    """u - w of one head, as a row."""
-    columns = tl.arange(0, BD)
-    first = tl.load(u + columns, mask=columns < D, other=0.0).to(tl.float32)
-    return (first - tl.load(w + columns, mask=columns < D, other=0.0).to(tl.float32))[None, :]
-
-
-@triton.jit
 def key_span(
-    grad_k, grad_v, received, near, far, k, v, shift, base, with_w, grad, distance, lse, delta, first, seed,
+    grad_k, grad_v, received, near, far, k, v, base, with_u, with_w, grad, distance, lse, delta, first, seed,
     stride_grad, stride_distance, bh, j0, M, L, C, window, scale, score_scale, dropout, discount,
     D: tl.constexpr, BD: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr,
     FIRST: tl.constexpr, DROPOUT: tl.constexpr, SLIDE: tl.constexpr, PRECISION: tl.constexpr, DISCOUNT: tl.constexpr,
 ):  # fmt: skip
     """Tiles near, near+1, ..., far of one block of keys; here rows are keys and columns are queries.
 
-    k (q + u) = k (q + w) + shift, so that only q + w is read. `grad_k` is due to q + w.
+    q + u is rounded as in the forward pass. Computing it from q + w would round it differently, and a difference of a
+    score is a factor of its weight: in bfloat16 far above 1 for large scores.
     """
     j = j0 + tl.arange(0, T)
     for n in tl.range(near, far + 1, disable_licm=True):
         i = j0 - M + n * T + tl.arange(0, T)
         inside = (i >= 0) & (i < L)
         qw = load_rows(with_w, i, D, L, D, BD)
+        qu = load_rows(with_u, i, D, L, D, BD)
         r = load_distances(distance, n * T - 1, stride_distance, C, D, BD, T)
         newer = tl.dot(r, tl.trans(qw), input_precision=PRECISION)
         # Loaded again in the next tile: carried in registers, it would be unpacked and packed again.
@@ -249,9 +246,9 @@ def key_span(
         if DISCOUNT:
             newer -= far_loss(n, C, discount, T, SLIDE)[:, None]
             older -= far_loss(n + 1, C, discount, T, SLIDE)[:, None]
-        scores = tl.dot(k, tl.trans(qw), slide_tall(base, older, newer, T, SLIDE), input_precision=PRECISION)
+        scores = tl.dot(k, tl.trans(qu), slide_tall(base, older, newer, T, SLIDE), input_precision=PRECISION)
         row_lse = tl.load(lse + i, mask=inside, other=float("inf"))
-        weights = tl.exp2((scores + shift[:, None]) * score_scale - row_lse[None, :])
+        weights = tl.exp2(scores * score_scale - row_lse[None, :])
         if MASKED:
             oldest = 0
             if FIRST:
@@ -269,14 +266,14 @@ def key_span(
         row_delta = tl.load(delta + i, mask=inside, other=0.0) * scale
         grads = weights * (grads * scale - row_delta[None, :])
         received += tl.sum(grads, 1)
-        grad_k = tl.dot(grads.to(qw.dtype), qw, grad_k, input_precision=PRECISION)
+        grad_k = tl.dot(grads.to(qu.dtype), qu, grad_k, input_precision=PRECISION)
     return grad_k, grad_v, received
 
 
 # Specialised on L and M: if they are multiples of 16, rows of lse and delta are loaded in wider vectors.
 @triton.jit(do_not_specialize=["C", "window"])
 def key_kernel(
-    u, w, with_w, key, value, distance, grad, lse, delta, first, seed_ptr, grad_key, grad_value, grad_u,
+    with_u, with_w, key, value, distance, grad, lse, delta, first, seed_ptr, grad_key, grad_value, grad_u,
     stride_kb, stride_kh, stride_kl, stride_vb, stride_vh, stride_vl, stride_dh, stride_dc,
     stride_gb, stride_gh, stride_gl, stride_xb, stride_xh, stride_xl, stride_yb, stride_yh, stride_yl,
     H, L, M, C, window, scale, score_scale, dropout, discount,
@@ -293,6 +290,7 @@ def key_kernel(
     row = bh.to(tl.int64) * L
     k = load_rows(key + b * stride_kb + h * stride_kh, j, stride_kl, M + L, D, BD)
     v = load_rows(value + b * stride_vb + h * stride_vh, j, stride_vl, M + L, D, BD)
+    with_u += row * D
     with_w += row * D
     lse += row
     delta += row
@@ -304,7 +302,6 @@ def key_kernel(
     if DROPOUT:
         seed = tl.load(seed_ptr)
 
-    shift = tl.sum(k.to(tl.float32) * bias_change(u + h * D, w + h * D, D, BD), 1)
     base = tall(T, SLIDE)
     # Tile n has the queries from j0 - M + n T on: the first tile that reaches the segment, the last that starts in it.
     near = tl.maximum(M - j0, 0) // T
@@ -320,22 +317,22 @@ def key_kernel(
         complete = 0
     # The diagonal tile, then tiles that every query sees, then tiles that only some see.
     grad_k, grad_v, received = key_span(
-        grad_k, grad_v, received, near, tl.minimum(far, 0), k, v, shift, base,
-        with_w, grad, distance, lse, delta, first, seed,
+        grad_k, grad_v, received, near, tl.minimum(far, 0), k, v, base,
+        with_u, with_w, grad, distance, lse, delta, first, seed,
         stride_gl, stride_dc, bh, j0, M, L, C, window, scale, score_scale, dropout, discount,
         D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, DISCOUNT,
     )  # fmt: skip
     near = tl.maximum(near, 1)
     if not FIRST:
         grad_k, grad_v, received = key_span(
-            grad_k, grad_v, received, near, complete, k, v, shift, base, with_w, grad, distance, lse, delta, first,
+            grad_k, grad_v, received, near, complete, k, v, base, with_u, with_w, grad, distance, lse, delta, first,
             seed, stride_gl, stride_dc, bh, j0, M, L, C, window, scale, score_scale, dropout, discount,
             D, BD, T, False, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, DISCOUNT,
         )  # fmt: skip
     if FIRST or WINDOW:
         grad_k, grad_v, received = key_span(
-            grad_k, grad_v, received, tl.maximum(near, complete + 1), far, k, v, shift, base,
-            with_w, grad, distance, lse, delta, first, seed,
+            grad_k, grad_v, received, tl.maximum(near, complete + 1), far, k, v, base,
+            with_u, with_w, grad, distance, lse, delta, first, seed,
             stride_gl, stride_dc, bh, j0, M, L, C, window, scale, score_scale, dropout, discount,
             D, BD, T, True, WINDOW, FIRST, DROPOUT, SLIDE, PRECISION, DISCOUNT,
         )  # fmt: skip
@@ -345,7 +342,6 @@ def key_kernel(
     grad_value += b * stride_yb + h * stride_yh
     element = grad_key.dtype.element_ty
     received = tl.where(j < M + L, received, 0.0)[:, None]
-    grad_k += received * bias_change(u + h * D, w + h * D, D, BD)
     tl.store(grad_key + j[:, None] * stride_xl + columns[None, :], grad_k.to(element), mask=here)
     tl.store(grad_value + j[:, None] * stride_yl + columns[None, :], grad_v.to(element), mask=here)
     # The gradient of u is the sum of the keys, each weighted by the sum of its score gradients.

@@ -57,7 +57,7 @@ class Plan:
         u, w = u.contiguous(), w.contiguous()
         with_w, delta = query.new_empty(B, H, L, D), torch.empty_like(lse)
         prepare_kernel[(-(-L // 64), B * H)](
-            query, w, out, grad, with_w, delta,
+            query, u, w, out, grad, None, with_w, delta,
             *query.stride()[:3], *out.stride()[:3], *grad.stride()[:3], H, L, D=D, BD=BD, T=64,
         )  # fmt: skip
         stored = query.new_empty(cells.ring, cells.blocks, cells.columns, self.planes, T, T)

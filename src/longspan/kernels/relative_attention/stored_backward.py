@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from longspan.kernels.relative_attention import stored
-from longspan.kernels.relative_attention.fused_backward import bias_change, query_span
+from longspan.kernels.relative_attention.fused_backward import query_span
 from longspan.kernels.relative_attention.fused_forward import LENGTHS, load_distances, load_rows, reach
 from longspan.kernels.relative_attention.fused_slide import (
     in_registers,
@@ -118,6 +118,14 @@ def produce(
         to = grad_query + i[:, None] * stride_ql + columns[None, :]
         tl.store(to, total.to(grad_query.dtype.element_ty), mask=(i < L)[:, None] & (columns < D)[None, :])
         tl.store(grad_biases + (bh * blocks + block) * D + columns, tl.sum(total, 0), mask=columns < D)
+
+
+@triton.jit
+def bias_change(u, w, D: tl.constexpr, BD: tl.constexpr):
+    """u - w of one head, as a row."""
+    columns = tl.arange(0, BD)
+    first = tl.load(u + columns, mask=columns < D, other=0.0).to(tl.float32)
+    return (first - tl.load(w + columns, mask=columns < D, other=0.0).to(tl.float32))[None, :]
 
 
 @triton.jit

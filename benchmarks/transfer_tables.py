@@ -45,8 +45,9 @@ def merge(files: Sequence[Path]) -> Entry:
             raise SystemExit(
                 f"{path} cannot be read ({error}); give a results.json of benchmarks/transfer.py"
             ) from None
-        if values.get("version") != 1:
-            raise SystemExit(f"{path} has version {values.get('version')!r}; this script reads version 1")
+        version = values.get("version") if isinstance(values, dict) else None
+        if version != 1:
+            raise SystemExit(f"{path} has version {version!r}; this script reads version 1")
         for key in ("models", "baselines", "failed"):
             found[key] = values[key] | found[key]
         entries = {key_of(entry): entry for entry in values["entries"]} | entries

@@ -68,7 +68,7 @@ def test_a_loss_or_gradient_that_is_not_finite_stops_the_run(
     recipe, text, out = make_recipe(training_optimizer=optimizer), make_text(300), tmp_path / "run"
     poison = Poison(step, factor, gradient_only)
     what = "gradient" if gradient_only else "loss"
-    with pytest.raises(NotFiniteError, match=rf"{what} of step {step} is not finite.*tokens \d"):
+    with pytest.raises(NotFiniteError, match=rf"{what} of step {step} is not finite.*tokens \d.*check the text of"):
         train(recipe, out, text, monkeypatch, poison)
     assert poison.trainer is not None
     for now, before in zip(poison.trainer.model.parameters(), poison.weights[step - 1], strict=True):
@@ -95,7 +95,7 @@ def test_a_spike_skips_one_update(step: int, optimizer: str, tmp_path: Path, mon
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = make_recipe(training_lr=1e38, training_warmup=0, training_spike=0.0, model_dropout=0.0)
-    with pytest.raises(NotFiniteError, match="not finite"):
+    with pytest.raises(NotFiniteError, match=r"the weights after step \d+ are not finite at [^;]+; [^;]+; start in"):
         train(recipe, tmp_path, make_text(300), monkeypatch)
     newest = newest_good(tmp_path, keep=("model.safetensors",)).found
     if newest is not None:

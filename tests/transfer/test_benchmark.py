@@ -422,11 +422,13 @@ def test_tables_of_several_machines(
 def test_files_that_are_not_results_are_named(scripts: SimpleNamespace, tmp_path: Path) -> None:
     (tmp_path / "text.json").write_text("no JSON")
     (tmp_path / "old.json").write_text("{}")
-    for name, said in (("missing.json", "cannot be read"), ("text.json", "cannot be read"), ("old.json", "version")):
+    (tmp_path / "list.json").write_text("[1]")
+    reasons = {"missing": "cannot be read", "text": "cannot be read", "old": "version", "list": "version"}
+    for name, said in reasons.items():
         for script in (scripts.tables, scripts.cards):
             more = ["--out", str(tmp_path / "cards")] if script is scripts.cards else []
-            with pytest.raises(SystemExit, match=rf"{name}.*{said}"):
-                script.main([str(tmp_path / name), *more])
+            with pytest.raises(SystemExit, match=rf"{name}.json.*{said}"):
+                script.main([str(tmp_path / f"{name}.json"), *more])
 
 
 def test_cards_are_those_of_the_results(scripts: SimpleNamespace, tmp_path: Path) -> None:

@@ -137,7 +137,11 @@ class Ledger:
 
 
 class NotFiniteError(TrainingError):
-    """The loss or gradient of a step is not finite."""
+    """The loss or gradient of a step is not finite, or with an empty `batch` the weights."""
+
+    def __init__(self, message: str, batch: str = "") -> None:
+        super().__init__(message)
+        self.batch = batch
 
 
 def _row(entry: Entry, metrics: list[float], speed: float) -> Row:
@@ -168,5 +172,6 @@ class NotFiniteRow(Row):
         what = "loss" if not math.isfinite(self.loss) else "gradient"
         return NotFiniteError(
             f"the {what} of step {self.step} is not finite (batch: {self.place}); "
-            "weights and checkpoints are unchanged since the step before"
+            "weights and checkpoints are unchanged since the step before",
+            self.place,
         )

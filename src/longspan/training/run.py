@@ -290,7 +290,8 @@ def run_in_folder(
             try:
                 trainer.run()
             except NotFiniteError as error:
-                raise NotFiniteError(f"{error}; {_fix(recipe, out)}") from None
+                advice = ("check the text of that batch, or " if error.batch else "") + _restart(recipe, out)
+                raise NotFiniteError(f"{error}; {advice}", error.batch) from None
         # After a signal in the last step nothing is left to do.
         signalled = None if trainer.finished else trainer.interrupted
         outcome = Outcome(out, trainer.step, trainer.finished, signalled, trainer.step - before, trainer.stopped_early)
@@ -315,11 +316,11 @@ def _print_nothing(_: str) -> None:
     """A caller that passes its own observers gets no other output."""
 
 
-def _fix(recipe: Recipe, out: Path) -> str:
+def _restart(recipe: Recipe, out: Path) -> str:
     if store.numbered(out) and recipe.family != "task":
         command = f"longspan train --resume {shlex.quote(str(out))} --out ANOTHER --set training.lr=..."
-        return f"check that text, or continue from the last checkpoint at a lower learning rate: {command}"
-    return "check that text, or start in another folder with a lower training.lr"
+        return f"continue from the last checkpoint at a lower learning rate: {command}"
+    return "start in another folder with a lower training.lr"
 
 
 def default_observers(

@@ -107,6 +107,8 @@ class LanguageModel(nn.Module, ABC):
     """Whether `encode` sees only earlier tokens."""
     spelled: ClassVar[bool] = False
     """Whether it reads the characters of tokens, so that it must know how they are spelled."""
+    draws_targets: ClassVar[bool] = False
+    """Whether training predicts tokens that the family draws from the segment, not the targets."""
     predicts_next: ClassVar[bool] = True
     """Whether it is trained to predict the next token in some order, so that likelihoods mean something."""
     classify_at: ClassVar[Literal["first", "last", "both"]] = "last"
@@ -239,13 +241,14 @@ class LanguageModel(nn.Module, ABC):
     def training_loss(
         self,
         tokens: Int[Tensor, "B T"],
-        targets: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B S"],
         state: State | None = None,
         progress: float | Float[Tensor, ""] = 0.0,  # noqa: ARG002 (some families need it)
         starts: Bool[Tensor, "B T"] | None = None,
     ) -> tuple[Float[Tensor, ""], State]:
-        """What training minimises: the mean loss plus any terms of the family. `progress` goes from 0 to 1 in a run."""
-        losses, state = self.losses(tokens, targets, state, starts)
+        """What training minimises: the mean loss of the last tokens, one per target, plus any terms of the family.
+        `progress` goes from 0 to 1 in a run."""
+        losses, state = self.losses(tokens, targets, state, starts, last=targets.shape[1])
         return losses.mean(), state
 
 

@@ -86,6 +86,30 @@ def test_rebatch_continues_with_the_unread_tokens() -> None:
         assert len(ids) - 1 - len(seen) <= max(left, 8)
 
 
+def test_an_overlap_repeats_the_tokens_before_a_batch() -> None:
+    generator = random.Random(3)
+    for _ in range(CASES):
+        ids, starts, rows = random_text(generator)
+        overlap = generator.randrange(1, 40)
+        plain = BatchStreams(ids, starts, rows)
+        streams = BatchStreams(ids, starts, rows, overlap=overlap)
+        tokens, begins = np.zeros((rows, 0), np.int64), np.zeros((rows, 0), np.bool_)
+        for _ in range(8):
+            if generator.random() < 0.3:
+                saved = streams.state_dict()
+                streams = BatchStreams(ids, starts, generator.randrange(1, len(ids)), overlap=overlap)
+                streams.load_state_dict(saved)
+            if plain.position in (0, plain.row_length):  # a pass begins
+                tokens, begins = tokens[:, :0], begins[:, :0]
+            length = generator.randrange(1, 30)
+            one, other = plain.next(length), streams.next(length)
+            tokens = np.concatenate([tokens, one.tokens], axis=1)
+            begins = np.concatenate([begins, one.starts], axis=1)
+            assert np.array_equal(other.targets, one.targets)
+            assert np.array_equal(other.tokens, tokens[:, -one.new - overlap :])
+            assert np.array_equal(other.starts, begins[:, -one.new - overlap :])
+
+
 def test_a_batch_is_int64_for_every_dtype_of_ids() -> None:
     batch = BatchStreams(np.arange(9, dtype=np.uint16), [0], 2).next(3)
     assert batch.tokens.dtype == batch.targets.dtype == np.int64

@@ -79,8 +79,8 @@ def test_interpreted_kernels_equal_the_reference(
 
 
 def assert_exact_for_large_scores(device: str, dtype: torch.dtype, L: int, M: int, D: int) -> None:
-    """Scores of thousands that differ by a few: if the backward pass rounds q + u differently from the forward pass, the
-    weights from which it computes the gradients of keys and values are off by factors."""
+    """Scores of thousands that differ by a few: if the backward pass rounds q + u differently from the forward pass,
+    the weights from which it computes the gradients of keys and values are off by factors."""
     tensors = draw(1, 2, L, M, D, None, device, dtype)
     for tensor, size, mean in zip(tensors, (1, 0.02, 1, 0.02, 20, 20), (50, 50, 0, 0, 0, 0), strict=True):
         tensor.mul_(size).add_(mean)

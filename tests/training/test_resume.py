@@ -38,6 +38,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "checkpointed activations": {"training_checkpoint_activations": True, "model_attention_dropout": 0.1},
     "segments of random length": {"training_segment_jitter": 3.0, "training_accumulate": 2, "tokens": 120},
     "no memory": {"training_memory": 0, "tokens": 120},
+    "overlap": {"training_memory": 0, "training_overlap": 5, "tokens": 120},
     "CUDA graph": {"training_cuda_graph": True, "tokens": 120},
     "a convolution, at first without memory": {
         "model_family": "longspan-xl",

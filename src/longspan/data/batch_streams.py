@@ -14,11 +14,17 @@ _VERSION = 1
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Three arrays [B, T]: tokens, targets (the next tokens) and `starts`, true at the first token of a document."""
+    """Tokens [B, T]; targets [B, S], the next tokens of the last S; `starts` [B, T], true at the first token of a
+    document. T is S except with an overlap."""
 
     tokens: NDArray[np.int64]
     targets: NDArray[np.int64]
     starts: NDArray[np.bool_]
+
+    @property
+    def new(self) -> int:
+        """Tokens of a row that are not read again: S."""
+        return self.targets.shape[1]
 
 
 @runtime_checkable
@@ -57,6 +63,9 @@ class BatchStreams:
 
     `starts` is true at the first token of each document, and at the first token of each row of each pass, because the
     memory of a row is then from another part of the text.
+
+    With an overlap, every batch begins with that many tokens of the batch before, or fewer at the beginning of a pass.
+    They have no targets.
     """
 
     complete_documents = False
@@ -68,8 +77,9 @@ class BatchStreams:
         batch: int,
         fingerprint: str = "",
         name: str = "the text",
+        overlap: int = 0,
     ) -> None:
-        self.ids, self.fingerprint, self.name = ids, fingerprint, name
+        self.ids, self.fingerprint, self.name, self.overlap = ids, fingerprint, name, overlap
         self.document_starts = np.sort(np.asarray(starts, np.int64))
         self.passes = 0
         self._full_pass = [(0, len(ids) - 1)]
@@ -93,8 +103,8 @@ class BatchStreams:
         return len(self.document_starts) > 1 or len(self.ranges) > 1
 
     def next(self, segment: int, rows: NDArray[np.int64] | None = None) -> Batch:
-        """The next `segment` tokens of every row, or fewer at the end of a pass. With `rows`, only those are read; the
-        position moves for all."""
+        """The next `segment` tokens of every row, or fewer at the end of a pass, after those of the overlap. With
+        `rows`, only those are read; the position moves for all."""
         if segment < 1:
             raise DataError(f"segment={segment} must be at least 1")
         if self.position == self.row_length:
@@ -102,13 +112,14 @@ class BatchStreams:
             self._assign_rows(self._full_pass, self.batch)
         length = min(segment, self.row_length - self.position)
         chosen = np.arange(self.batch, dtype=np.int64) if rows is None else rows
-        index = chosen[:, None] * self.row_length + np.arange(self.position, self.position + length, dtype=np.int64)
+        first = max(0, self.position - self.overlap)
+        index = chosen[:, None] * self.row_length + np.arange(first, self.position + length, dtype=np.int64)
         range_of = np.searchsorted(self._range_starts, index, side="right") - 1
         at = index + self._offsets[range_of]
         starts = (index == self._range_starts[range_of]) | _contains(self.document_starts, at)
-        starts[:, 0] |= self.position == 0
+        starts[:, 0] |= first == 0
         self.position += length
-        return Batch(self.ids[at].astype(np.int64), self.ids[at + 1].astype(np.int64), starts)
+        return Batch(self.ids[at].astype(np.int64), self.ids[at[:, -length:] + 1].astype(np.int64), starts)
 
     def longest_segment(self, segment: int, batch: int) -> int:
         """The most tokens per row of a batch of so many rows."""

@@ -81,14 +81,14 @@ class Universal(WindowModel):
     def training_loss(
         self,
         tokens: Int[Tensor, "B T"],
-        targets: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B S"],
         state: State | None = None,
         progress: float | Tensor = 0.0,  # noqa: ARG002
         starts: Bool[Tensor, "B T"] | None = None,
     ) -> tuple[Float[Tensor, ""], State]:
         """The mean loss; in training also the cost of pondering."""
         hidden, state, ponder = self._run_layers(tokens, state, starts)
-        loss = self.head.losses(hidden[-1], targets, state.reading.temperature).mean()
+        loss = self.head.losses(hidden[-1][:, -targets.shape[1] :], targets, state.reading.temperature).mean()
         return (loss + self.config.ponder * ponder.cost() if self.training else loss), state
 
     def _run_layers(

@@ -109,7 +109,7 @@ class Vanilla(WindowModel):
     def training_loss(
         self,
         tokens: Int[Tensor, "B T"],
-        targets: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B S"],
         state: State | None = None,
         progress: float | Float[Tensor, ""] = 0.0,
         starts: Bool[Tensor, "B T"] | None = None,
@@ -117,5 +117,6 @@ class Vanilla(WindowModel):
         if self.auxiliary is None:
             return super().training_loss(tokens, targets, state, progress, starts)
         hidden, state = self.hidden_states(tokens, state, starts)
+        hidden = tuple(layer[:, -targets.shape[1] :] for layer in hidden)
         loss = self.head.losses(hidden[-1], targets, state.reading.temperature).mean()
         return loss + self.auxiliary(hidden, targets, progress), state

@@ -106,6 +106,7 @@ class XLNet(LanguageModel):
     Config: ClassVar[type] = XLNetConfig
     settings = frozenset({"segment", "memory", "temperature"})
     causal = False
+    draws_targets = True
     layers: Any
 
     def __init__(self, config: XLNetConfig) -> None:

@@ -225,7 +225,7 @@ class MemoryTransformer(LanguageModel):
     def training_loss(
         self,
         tokens: Int[Tensor, "B T"],
-        targets: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B S"],
         state: State | None = None,
         progress: float | Float[Tensor, ""] = 0.0,  # noqa: ARG002
         starts: Bool[Tensor, "B T"] | None = None,

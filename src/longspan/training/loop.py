@@ -219,7 +219,7 @@ class Trainer:
         metrics = self._run_step(batch, segment, done, factor)
         self.processes.share_random_state()
         self.step += 1
-        self.tokens += batch_size * batch.tokens.shape[1]
+        self.tokens += batch_size * batch.new
         if self.average is not None:
             self.average.update(self.step, self.progress)
         entry = Entry(
@@ -236,15 +236,18 @@ class Trainer:
             self._report(self.ledger.drain())
 
     def _peak(self, reading: Reading) -> float | None:
+        """Tokens per second at a utilisation of 1. Tokens that are read again count as work only."""
         if reading not in self._peaks:
-            self._peaks[reading] = peak_tokens_per_second(self.model, reading, self.device, self.processes.size)
+            read = replace(reading, segment=reading.segment + self.config.overlap)
+            peak = peak_tokens_per_second(self.model, read, self.device, self.processes.size)
+            self._peaks[reading] = peak and peak * reading.segment / read.segment
         return self._peaks[reading]
 
     def _run_step(self, batch: Batch, segment: int, done: float, factor: float) -> Float[Tensor, "4"]:
         """Run a step in the form that fits it (eager, compiled or captured) and update the states."""
         parts = self.config.accumulate
         rows = batch.tokens.shape[0] // parts
-        if not self.states or self.streams.position == batch.tokens.shape[1]:
+        if not self.states or self.streams.position == batch.new:
             # All rows start over. An empty state of full size does that and keeps the shapes.
             self.states = [self.empty_state(rows)] * parts
             self.since_start = np.zeros(rows * parts, np.int64)
@@ -256,7 +259,7 @@ class Trainer:
         # Two kinds of steps are not worth a compilation: the shorter segment at the end of a pass and, in a text of one
         # document, the steps that fill the memory, since only these need a mask.
         filled = self.marks_documents or not self.tracks_full or all(state.full for state in self.states)
-        usual = batch.tokens.shape[1] == segment and filled
+        usual = batch.tokens.shape[1] == segment + self.config.overlap and filled
         launch_bound = True
         if self.streams.complete_documents:
             usual, launch_bound = not self.config.unfreeze_every, batch.tokens.size <= parts * LAUNCH_BOUND
@@ -279,7 +282,7 @@ class Trainer:
             metrics, states = self._capture(inputs)(self.states, *inputs)
         else:
             metrics, states = self.work(objective, self.states, *inputs)
-        self.since_start = count_since_start(self.since_start, batch.starts)
+        self.since_start = count_since_start(self.since_start, batch.starts[:, -batch.new :])
         counts = self.since_start.reshape(parts, rows)
         self.states = [with_full(*pair) for pair in zip(states, counts, strict=True)] if self.tracks_full else states
         return metrics
@@ -377,7 +380,7 @@ class Trainer:
 
     def _place(self, batch: Batch) -> str:
         end = self.streams.position
-        return f"tokens {end - batch.tokens.shape[1]:,} to {end:,} of every row, pass {self.streams.passes + 1}"
+        return f"tokens {end - batch.new:,} to {end:,} of every row, pass {self.streams.passes + 1}"
 
     @contextmanager
     def _handle_signals(self) -> Iterator[None]:

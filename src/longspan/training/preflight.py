@@ -17,6 +17,7 @@ def preflight(trainer: Trainer) -> None:
     _check_batches(trainer)
     _check_pointer(trainer)
     _check_readings(trainer)
+    _check_overlap(trainer)
     _check_segments(trainer)
     if trainer.device.type == "cpu":
         _check_step(trainer)
@@ -55,20 +56,35 @@ def _check_readings(trainer: Trainer) -> None:
             )
 
 
+def _check_overlap(trainer: Trainer) -> None:
+    """Tokens that are read again must not be in a state too, and must not be predicted again."""
+    given, model = f"training.overlap={trainer.config.overlap}", trainer.model
+    if not trainer.config.overlap:
+        return
+    if model.draws_targets or not model.predicts_next:
+        raise ConfigError(
+            f"{given} has no effect on {trainer.recipe.family}, which draws what it predicts; leave it out"
+        )
+    for reading in trainer.recipe.training_readings():
+        if model.has_memory(reading) or reading.pointer:
+            off = "set training.memory=0 and training.pointer=0, or leave it out"
+            fix = off if "memory" in model.settings else "leave it out"
+            raise ConfigError(f"{given} reads tokens again that are already in the state of the model; {fix}")
+
+
 def _check_segments(trainer: Trainer) -> None:
-    """The model accepts the longest segment that jitter may draw."""
-    jitter = trainer.config.segment_jitter
-    if not jitter:
+    """The model accepts the longest segment that jitter may draw, with its overlap."""
+    jitter, overlap = trainer.config.segment_jitter, trainer.config.overlap
+    if not jitter and not overlap:
         return
     longest = max(reading.segment for reading in trainer.recipe.training_readings())
-    longest = longest + math.ceil(5 * jitter)  # a normal sample exceeds 5 sigmas once in three million
+    longest += overlap + math.ceil(5 * jitter)  # a normal sample exceeds 5 sigmas once in three million
     longest = trainer.streams.longest_segment(longest, 1)
+    given = f"training.segment_jitter={jitter} draws" if jitter else f"training.overlap={overlap} needs"
     try:
         trainer.model.check_reading(replace(trainer.reading, segment=max(longest, 1)))
     except ConfigError as error:
-        raise ConfigError(
-            f"training.segment_jitter={jitter} draws segments of up to {longest} tokens: {error}"
-        ) from None
+        raise ConfigError(f"{given} segments of up to {longest} tokens: {error}") from None
 
 
 def _check_step(trainer: Trainer) -> None:
@@ -76,7 +92,7 @@ def _check_step(trainer: Trainer) -> None:
     kernel would kill the process without a message."""
     start, batch = max(as_steps(trainer.config.batch), key=lambda step: step[1])
     segment = trainer.streams.longest_segment(trainer.recipe.training_reading(start).segment, batch)
-    one, two = (_activation_bytes(trainer, rows, segment) for rows in (1, 2))
+    one, two = (_activation_bytes(trainer, rows, segment + trainer.config.overlap) for rows in (1, 2))
     rows = batch // (trainer.config.accumulate * trainer.processes.size)
     size, available = one + (rows - 1) * (two - one), _available_memory(trainer.device)
     if size > available:

@@ -15,7 +15,7 @@ LARGEST: dict[str, config.Bound] = {"steps": STEPS, "tokens": TOKENS, "seconds":
 LARGEST |= dict.fromkeys(("segment", "memory"), (STEPS, 2**20)) | {"batch": (STEPS, 2**24), "accumulate": 2**24}
 LARGEST |= dict.fromkeys(("warmup", "average_from", "validate_every", "save_every"), STEPS)
 LARGEST |= dict.fromkeys(("average_patience", "patience", "keep", "minimum"), STEPS)
-LARGEST |= {"validate_tokens": TOKENS, "parameters": TOKENS, "segment_jitter": 2**12}
+LARGEST |= {"validate_tokens": TOKENS, "parameters": TOKENS, "segment_jitter": 2**12, "overlap": TOKENS}
 LARGEST |= dict.fromkeys(("lr", "muon_lr", "weight_decay", "clip", "spike", "score"), 1e38)  # the range of float32
 LARGEST |= dict.fromkeys(("betas", "epsilon", "muon_momentum", "lr_floor", "cooldown"), 1)
 LARGEST |= dict.fromkeys(("weight_dropout", "average_decay"), 1) | dict.fromkeys(("clamp", "pointer", "streams"), 2**20)
@@ -96,6 +96,9 @@ class TrainingConfig:
     """Tokens per stream and step, or [step, value] pairs as for batch. Default: set by the family."""
     segment_jitter: float = 0.0
     """Standard deviation of the segment length, which is then random; 0 is off."""
+    overlap: int = 0
+    """Number of tokens before each segment that are read again, without a loss. Gradients and dropout masks reach them,
+    unlike a memory. Needs training.memory=0."""
     memory: int | Steps | None = None
     """Number of earlier positions that a layer can attend to in training, or [step, value] pairs as for batch. Default:
     set by the family."""
@@ -193,7 +196,7 @@ class TrainingConfig:
         )
         for name in ("accumulate", "save_every", "keep"):
             require(getattr(self, name) >= 1, f"training.{name}={getattr(self, name)} must be at least 1")
-        for name in ("warmup", "weight_decay", "clip", "spike", "validate_every", "patience", "seed"):
+        for name in ("overlap", "warmup", "weight_decay", "clip", "spike", "validate_every", "patience", "seed"):
             require(getattr(self, name) >= 0, f"training.{name}={getattr(self, name)} must not be negative")
         require(0 < self.layer_decay <= 1, f"training.layer_decay={self.layer_decay} must be above 0 and at most 1")
         for name in ("segment_jitter", "average_from", "average_patience", "unfreeze_every"):

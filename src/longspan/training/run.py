@@ -195,7 +195,14 @@ def make_trainer(
     """The recipe with the vocabulary of the text, and a trainer before its first step, or to be `resumed`."""
     recipe = recipe.with_vocabulary(text.tokenizer.size)
     rows = value_at(recipe.training.batch, 0)
-    streams = BatchStreams(text.ids, text.starts if recipe.data.documents else [], rows, text.fingerprint, text.name)
+    streams = BatchStreams(
+        text.ids,
+        text.starts if recipe.data.documents else [],
+        rows,
+        text.fingerprint,
+        text.name,
+        recipe.training.overlap,
+    )
     torch.manual_seed(recipe.training.seed)
     model = create(recipe.family, recipe.model, recipe.evaluation_reading())
     if model.spelled:

@@ -22,11 +22,11 @@ from longspan.training.recipe import TrainingConfig
 
 
 class StepInputs(NamedTuple):
-    """The inputs of a step. `factor` multiplies the learning rate. In a compiled or captured step `progress` and
-    `factor` are tensors, because a float would be a constant of the graph."""
+    """The inputs of a step; S is T without an overlap. `factor` multiplies the learning rate. In a compiled or captured
+    step `progress` and `factor` are tensors, because a float would be a constant of the graph."""
 
     tokens: Int[Tensor, "B T"]
-    targets: Int[Tensor, "B T"]
+    targets: Int[Tensor, "B S"]
     starts: Bool[Tensor, "B T"] | None
     progress: float | Float[Tensor, ""]
     factor: float | Float[Tensor, ""]

@@ -49,6 +49,7 @@ def check_settings(recipe: Recipe) -> None:
     )
     for key, value, default in (
         ("training.segment_jitter", training.segment_jitter, 0.0),
+        ("training.overlap", training.overlap, 0),
         ("training.validate_tokens", training.validate_tokens, None),
         ("evaluation.streams", recipe.evaluation.streams, 1),
     ):

@@ -197,7 +197,8 @@ def backward_pass(
     blocks = -(-K // how.T)
     grad_u = query.new_empty(B, H, blocks, D, dtype=torch.float32)
     key_kernel[(blocks, B * H)](
-        with_u, *given, grad_key, grad_value, grad_u, *strides, *grad_key.stride()[:3], *grad_value.stride()[:3], *sizes,
+        with_u, *given, grad_key, grad_value, grad_u,
+        *strides, *grad_key.stride()[:3], *grad_value.stride()[:3], *sizes,
         **shape_of(how, D, window, first_key, dropout, query.dtype), DISCOUNT=discount > 0.0,
     )  # fmt: skip
     if parts > 1:

@@ -3,14 +3,15 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
 from longspan.errors import ConfigError
-from longspan.training import run
+from longspan.training import loop, run
 from longspan.training.preflight import preflight
-from longspan.training.recipe import build_recipe
+from longspan.training.recipe import build_recipe, load_recipe
 from tests.training.conftest import Losses, make_recipe, make_text
 
 CPU = torch.device("cpu")
@@ -19,7 +20,8 @@ TRAINING = {"steps": 5, "batch": 2, "segment": 8, "memory": 0, "overlap": 6, "lr
 
 def test_losses_are_those_of_the_new_tokens_after_the_tokens_before_them() -> None:
     """A pass of four steps, each against one forward pass over [overlap; segment] with the weights of that step."""
-    recipe = make_recipe(training_steps=6, training_memory=0, training_overlap=11, model_dropout=0.0)
+    shape = {"model_family": "longspan-xl", "model_dropout": 0.0}
+    recipe = make_recipe(training_steps=6, training_memory=0, training_overlap=11, **shape)
     curve = Losses()
     _, trainer = run.make_trainer(recipe, make_text(129), CPU, [curve])
     preflight(trainer)
@@ -30,7 +32,7 @@ def test_losses_are_those_of_the_new_tokens_after_the_tokens_before_them() -> No
         rows = torch.arange(4)[:, None] * 32 + torch.arange(max(0, first - 11), first + 9)
         text, starts = ids[rows], torch.isin(rows[:, :-1], torch.from_numpy(trainer.streams.document_starts))
         with torch.no_grad():
-            logits, _ = trainer.model(text[:, :-1], starts=starts)
+            logits, _ = trainer.model(text[:, :-1], trainer.model.initial_state(4, trainer.reading), starts)
         expected.append(F.cross_entropy(logits[:, -8:].transpose(1, 2), text[:, -8:]).item())
         trainer.take_step()
     trainer.settle()
@@ -73,12 +75,13 @@ def test_families_train_on_fewer_targets_than_tokens(name: str) -> None:
 @pytest.mark.parametrize(
     ("model", "changes", "said"),
     [
-        ({"family": "transformer-xl"}, {"memory": 8}, "state of the model; set training.memory=0"),
+        ({"family": "transformer-xl"}, {"memory": 8}, "state of the model; set training.memory=0, or"),
         ({"family": "lstm"}, {"memory": None}, "state of the model; leave it out"),
-        ({"family": "xlnet"}, {}, "draws what it predicts"),
-        ({"family": "bert"}, {"memory": None}, "draws what it predicts"),
-        ({"family": "gpt", "positions": 10}, {"memory": None}, "training.overlap=6 needs segments of up to 14 tokens"),
+        ({"family": "xlnet"}, {}, "chooses what it predicts"),
+        ({"family": "bert"}, {"memory": None}, "chooses what it predicts"),
+        ({"family": "gpt", "positions": 10}, {"memory": None}, "segment=14 is longer than the 10 learned positions"),
         ({"family": "transformer-xl"}, {"overlap": -1}, "must not be negative"),
+        ({"family": "transformer-xl"}, {"overlap": 10**9}, "training.overlap=1000000000"),
     ],
 )
 def test_an_overlap_that_cannot_work_is_refused(model: dict[str, Any], changes: dict[str, Any], said: str) -> None:
@@ -92,15 +95,35 @@ def check(values: dict[str, Any]) -> None:
     preflight(run.make_trainer(build_recipe(values, "small"), make_text(100), CPU)[1])
 
 
-def test_a_captured_step_has_the_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the first segment of a pass has another shape."""
-    recipe = make_recipe(training_steps=5, training_memory=0, training_overlap=8, model_dropout=0.0)
-    plain = [Losses(), Losses()]
+def test_a_step_is_captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In three passes over one document: the start of a row that is read again is no start of a document."""
+    recipe = make_recipe(training_memory=0, training_overlap=8, model_dropout=0.0)
+    text = replace(make_text(97), starts=np.zeros(1, np.int64))
+    created, captured_step, plain = [], loop.CapturedStep, [Losses(), Losses()]
+    monkeypatch.setattr(loop, "CapturedStep", lambda *given: created.append(1) or captured_step(*given))
     for curve, captured in zip(plain, (False, True), strict=True):
         training = replace(recipe.training, cuda_graph=captured)
-        _, trainer = run.make_trainer(replace(recipe, training=training), make_text(97), CPU, [curve])
-        for _ in range(5):
+        _, trainer = run.make_trainer(replace(recipe, training=training), text, CPU, [curve])
+        for _ in range(9):
             trainer.take_step()
         trainer.settle()
         assert [key[0] for key in trainer.captured] == ([torch.Size([4, 16])] if captured else [])
+    assert len(created) == 1
     assert plain[0].curve == plain[1].curve
+
+
+def test_an_overlap_longer_than_the_text_reads_the_whole_row() -> None:
+    recipe = make_recipe(training_steps=3, training_memory=0, training_overlap=10**6)
+    _, trainer = run.make_trainer(recipe, make_text(97), CPU)
+    preflight(trainer)
+    for _ in range(3):
+        trainer.take_step()
+    assert trainer.tokens == 3 * 4 * 8
+
+
+def test_distances_of_the_overlap_are_those_of_training() -> None:
+    recipe = load_recipe("ptb-transformer-xl")
+    reading = recipe.evaluation_reading()
+    assert recipe.longest_distance == reading.clamp == reading.memory == 139
+    plain = make_recipe(training_memory=0, training_overlap=5).evaluation_reading()
+    assert (plain.segment, plain.clamp) == (13, 12)

@@ -231,8 +231,11 @@ class MemoryTransformer(LanguageModel):
         starts: Bool[Tensor, "B T"] | None = None,
     ) -> tuple[Float[Tensor, ""], State]:
         losses, dropped, output, state = self._losses_and_outputs(tokens, targets, state, starts)
-        loss = losses.mean()
-        return loss if self.penalty is None else self.penalty(loss, dropped, output, starts), state
+        loss, S = losses.mean(), targets.shape[1]
+        if self.penalty is not None:
+            starts = None if starts is None else starts[:, -S:]
+            loss = self.penalty(loss, dropped[:, -S:], output[:, -S:], starts)
+        return loss, state
 
     def _losses_and_outputs(
         self,

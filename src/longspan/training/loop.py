@@ -236,7 +236,7 @@ class Trainer:
             self._report(self.ledger.drain())
 
     def _peak(self, reading: Reading) -> float | None:
-        """Tokens per second at a utilisation of 1. Tokens that are read again count as work only."""
+        """Tokens per second at a utilisation of 1. Tokens that are read again count as work, but not as tokens."""
         if reading not in self._peaks:
             read = replace(reading, segment=reading.segment + self.config.overlap)
             peak = peak_tokens_per_second(self.model, read, self.device, self.processes.size)
@@ -251,6 +251,8 @@ class Trainer:
             # All rows start over. An empty state of full size does that and keeps the shapes.
             self.states = [self.empty_state(rows)] * parts
             self.since_start = np.zeros(rows * parts, np.int64)
+            batch.starts[:, 0] = False
+        if self.config.overlap:  # the state is empty, so the first token has nothing before it
             batch.starts[:, 0] = False
         # The same in all processes, because masked means over the batch use all of them.
         same = self.processes.distributed or self.streams.complete_documents

@@ -63,13 +63,17 @@ def _check_overlap(trainer: Trainer) -> None:
         return
     if model.draws_targets or not model.predicts_next:
         raise ConfigError(
-            f"{given} has no effect on {trainer.recipe.family}, which draws what it predicts; leave it out"
+            f"{given} would make {trainer.recipe.family} predict the tokens that are read again, because it chooses "
+            "what it predicts; leave it out"
         )
     for reading in trainer.recipe.training_readings():
         if model.has_memory(reading) or reading.pointer:
-            off = "set training.memory=0 and training.pointer=0, or leave it out"
-            fix = off if "memory" in model.settings else "leave it out"
-            raise ConfigError(f"{given} reads tokens again that are already in the state of the model; {fix}")
+            keys = [key for key in ("memory", "pointer") if key in model.settings and getattr(reading, key)]
+            fix = " and ".join(f"training.{key}=0" for key in keys)
+            raise ConfigError(
+                f"{given} reads tokens again that are already in the state of the model; "
+                f"{f'set {fix}, or leave it out' if fix else 'leave it out'}"
+            )
 
 
 def _check_segments(trainer: Trainer) -> None:
@@ -80,19 +84,21 @@ def _check_segments(trainer: Trainer) -> None:
     longest = max(reading.segment for reading in trainer.recipe.training_readings())
     longest += overlap + math.ceil(5 * jitter)  # a normal sample exceeds 5 sigmas once in three million
     longest = trainer.streams.longest_segment(longest, 1)
-    given = f"training.segment_jitter={jitter} draws" if jitter else f"training.overlap={overlap} needs"
+    keys = [f"training.{key}={value}" for key, value in (("segment_jitter", jitter), ("overlap", overlap)) if value]
     try:
         trainer.model.check_reading(replace(trainer.reading, segment=max(longest, 1)))
     except ConfigError as error:
-        raise ConfigError(f"{given} segments of up to {longest} tokens: {error}") from None
+        need = f"{' and '.join(keys)} need{'s' * (len(keys) == 1)} segments of up to {longest} tokens"
+        raise ConfigError(f"{need}: {error}") from None
 
 
 def _check_step(trainer: Trainer) -> None:
     """The activations of the largest batch fit into memory, extrapolated from one and two rows. Without this check the
     kernel would kill the process without a message."""
     start, batch = max(as_steps(trainer.config.batch), key=lambda step: step[1])
-    segment = trainer.streams.longest_segment(trainer.recipe.training_reading(start).segment, batch)
-    one, two = (_activation_bytes(trainer, rows, segment + trainer.config.overlap) for rows in (1, 2))
+    segment = trainer.recipe.training_reading(start).segment + trainer.config.overlap
+    segment = trainer.streams.longest_segment(segment, batch)
+    one, two = (_activation_bytes(trainer, rows, segment) for rows in (1, 2))
     rows = batch // (trainer.config.accumulate * trainer.processes.size)
     size, available = one + (rows - 1) * (two - one), _available_memory(trainer.device)
     if size > available:

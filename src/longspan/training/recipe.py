@@ -102,16 +102,19 @@ class Recipe:
     def longest_distance(self) -> int:
         """The longest distance between a query and a key at the end of training."""
         reading = self.training_readings()[-1]
-        return (reading.window or reading.segment + reading.memory) - 1
+        return (reading.window or reading.segment + self.training.overlap + reading.memory) - 1
 
     def evaluation_reading(self) -> Reading:
         """The reading at the end of training, with the settings of [evaluation]. If neither sets a clamp, distances
-        beyond those of training are clamped, and their scores are lowered by the model's `far_discount`."""
+        beyond those of training are clamped, and their scores are lowered by the model's `far_discount`. Segments are
+        as long as in training, with the overlap."""
         reading, values, longest = self.training_readings()[-1], self.evaluation.settings, self.longest_distance
         discount = getattr(self.model, "far_discount", None)  # a task has none: it is read as in training
         unset = discount is not None and not reading.clamp and self.training.clamp is None and "clamp" not in values
         if unset and longest and "clamp" in family(self.family).settings:
             values = {"clamp": min(longest, LONGEST), "discount": discount} | values
+        if self.training.overlap:
+            values = {"segment": reading.segment + self.training.overlap} | values
         return dataclasses.replace(reading, **values)
 
     def with_vocabulary(self, size: int) -> "Recipe":

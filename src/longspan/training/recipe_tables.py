@@ -15,7 +15,7 @@ LARGEST: dict[str, config.Bound] = {"steps": STEPS, "tokens": TOKENS, "seconds":
 LARGEST |= dict.fromkeys(("segment", "memory"), (STEPS, 2**20)) | {"batch": (STEPS, 2**24), "accumulate": 2**24}
 LARGEST |= dict.fromkeys(("warmup", "average_from", "validate_every", "save_every"), STEPS)
 LARGEST |= dict.fromkeys(("average_patience", "patience", "keep", "minimum"), STEPS)
-LARGEST |= {"validate_tokens": TOKENS, "parameters": TOKENS, "segment_jitter": 2**12, "overlap": TOKENS}
+LARGEST |= {"validate_tokens": TOKENS, "parameters": TOKENS, "segment_jitter": 2**12, "overlap": 2**20}
 LARGEST |= dict.fromkeys(("lr", "muon_lr", "weight_decay", "clip", "spike", "score"), 1e38)  # the range of float32
 LARGEST |= dict.fromkeys(("betas", "epsilon", "muon_momentum", "lr_floor", "cooldown"), 1)
 LARGEST |= dict.fromkeys(("weight_dropout", "average_decay"), 1) | dict.fromkeys(("clamp", "pointer", "streams"), 2**20)
@@ -97,8 +97,8 @@ class TrainingConfig:
     segment_jitter: float = 0.0
     """Standard deviation of the segment length, which is then random; 0 is off."""
     overlap: int = 0
-    """Number of tokens before each segment that are read again, without a loss. Gradients and dropout masks reach them,
-    unlike a memory. Needs training.memory=0."""
+    """Number of tokens before each segment that are read again, without a loss. Unlike those of a memory, their hidden
+    states get gradients and have the dropout masks of the segment. Needs a model without memory or pointer."""
     memory: int | Steps | None = None
     """Number of earlier positions that a layer can attend to in training, or [step, value] pairs as for batch. Default:
     set by the family."""

@@ -247,12 +247,12 @@ class Trainer:
         """Run a step in the form that fits it (eager, compiled or captured) and update the states."""
         parts = self.config.accumulate
         rows = batch.tokens.shape[0] // parts
-        if not self.states or self.streams.position == batch.new:
+        restart = not self.states or self.streams.position == batch.new
+        if restart:
             # All rows start over. An empty state of full size does that and keeps the shapes.
             self.states = [self.empty_state(rows)] * parts
             self.since_start = np.zeros(rows * parts, np.int64)
-            batch.starts[:, 0] = False
-        if self.config.overlap:  # the state is empty, so the first token has nothing before it
+        if restart or self.config.overlap:  # nothing is before the first token, so it needs no mask
             batch.starts[:, 0] = False
         # The same in all processes, because masked means over the batch use all of them.
         same = self.processes.distributed or self.streams.complete_documents
